@@ -10,7 +10,7 @@ import numpy as np
 from clients.store import DuelStore, Evidence, Synchronization
 from clients.store.records import selection_settings
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.estimates import PersonalEstimates, Shares
+from fldb_flower.bandit.estimates import PersonalEstimates
 from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.prior import (
@@ -99,7 +99,7 @@ class PersonalLearner:
         self._prior = prior or CommonPrior(*nothing, START, 0.0)
         precision, shift = own or nothing
         none = np.zeros(1)
-        self._own = Shares(precision[None], shift[None], np.zeros(len(VARIANCES)), none, none)
+        self._own = ShareChange(precision[None], shift[None], np.zeros(len(VARIANCES)), none, none)
         self._clip = settings.clip
         longest = LONGEST if self._clip is None else PRIVATE_LONGEST
         self._estimates = PersonalEstimates(1, d, settings.personal_ridge, longest=longest)

@@ -12,7 +12,7 @@ from clients.learning import make_learner
 from clients.store import DuelStore, Evidence, duel_key
 from fldb_flower.bandit.preference import link, logistic
 from fldb_flower.bandit.selection import norms
-from fldb_flower.bandit.selection.scores import tie_breaks, tie_step
+from fldb_flower.bandit.selection.rules import tie_breaks, tie_step
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
         register_selection,
     )
     from fldb_flower.errors import FldbError, SettingsError
-    from simulations.api.results import Result, load
-    from simulations.api.runs import Callback, run
+    from simulations.api.runs import Callback, Result, load, run
     from simulations.api.sweeps import SweepError, sweep
 
 # Imported on first use: `import fldb_flower` is in every process of Flower.
@@ -32,8 +31,7 @@ _MODULES = {
     "fldb_flower.bandit.learner": ("DuelingBandit",),
     "fldb_flower.catalogue": ("register_algorithm", "register_environment", "register_selection"),
     "fldb_flower.errors": ("FldbError", "SettingsError"),
-    "simulations.api.results": ("Result", "load"),
-    "simulations.api.runs": ("Callback", "run"),
+    "simulations.api.runs": ("Callback", "Result", "load", "run"),
     "simulations.api.sweeps": ("SweepError", "sweep"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -156,9 +156,9 @@ ALGORITHMS = Catalogue(
         "fldb_personal": _algorithm(
             "personal:FLDBPersonal", agents="personal", online=True, exchanges="one"
         ),
-        "alone": _algorithm("independent:Independent", agents="personal", **_ALONE),
-        "ldb": _algorithm("independent:Independent", agents="local", **_ALONE),
-        "random": _algorithm("independent:Independent", agents="uniform", **_ALONE),
+        "alone": _algorithm("base:Independent", agents="personal", **_ALONE),
+        "ldb": _algorithm("base:Independent", agents="local", **_ALONE),
+        "random": _algorithm("base:Independent", agents="uniform", **_ALONE),
     },
 )
 
@@ -178,7 +178,6 @@ ENVIRONMENTS = Catalogue(
     {
         "synthetic": EnvironmentEntry("fldb_flower.environments.synthetic:Synthetic"),
         "movielens": EnvironmentEntry("fldb_flower.environments.movielens:MovieLens"),
-        "sentences": EnvironmentEntry("fldb_flower.environments.sentences:Sentences"),
         "duels": EnvironmentEntry("fldb_flower.environments.duels:Duels", implies=True),
     },
 )

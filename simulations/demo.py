@@ -34,9 +34,8 @@ from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.commands import Parser, bounded, program
 from fldb_flower.system.startup import SERVICE_EXTRA, interruptible, require
-from simulations.local_federation import Device, LocalFederation
+from simulations.local_federation import Device, LocalFederation, Secure
 from simulations.local_process import LocalProcess
-from simulations.local_vaults import Secure
 
 FEATURES = ("hot", "sweet", "bitter", "sour", "creamy", "fizzy")
 DRINKS = {  # each feature from 0 to 9
@@ -121,13 +120,7 @@ def _answer_duels(device: Device, theta: FloatArray, seed: int, stop: threading.
 
 
 def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
-    """Start the federation, print each step and each round until the end, and stop it.
-
-    Raises
-    ------
-    FldbError
-        A process did not start, or the rounds ended early.
-    """
+    """Start the federation, print each step and each round until the end, and stop it."""
     theta = np.random.default_rng(arguments.seed).standard_normal(len(FEATURES))
     theta *= _SCALE / np.linalg.norm(theta)
     mode: dict[str, Any] = {"node_config": _NODE_CONFIG}

@@ -12,17 +12,16 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from clients.service.files import load_page
-from fldb_flower.deployment.keys import CA, DEVICES, SERVER, SERVER_KEY, create
+from fldb_flower.deployment.keys import CA, DEVICES, SERVER, SERVER_KEY, create, create_helper_key
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError, OutputError
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
-from simulations.local_vaults import FEDERATION, NODE_TOKEN, VAULT, Secure, create_vaults
 
+FEDERATION, PUBLIC, VAULT, NODE_TOKEN = "local", "helper.pub", "vault.toml", "node.token"
 _LINK = "local"  # name of the SuperLink in Flower's configuration
 _REGISTERED = r"registered successfully|already in use"
 _CONNECTED = r"SuperNode ID: "
@@ -34,26 +33,20 @@ _REQUEST_SECONDS = 60.0
 _PRIVATE = 0o077  # umask: nobody else can read keys, answers, messages and tokens
 
 
+class Secure(NamedTuple):
+    """Secure sums: d, which devices pin, epsilon of the run, and the limit of each owner."""
+
+    dimension: int
+    epsilon: float
+    max_epsilon: float = 1000.0
+
+
 class UnreachableError(FederationError):
     """A service did not answer; it may have handled the request."""
 
 
 class Device(LocalProcess):
-    """A device: the process of its SuperNode, and its preference service as ``service``.
-
-    Parameters
-    ----------
-    name : str
-        Name of its key in ``keys/devices`` and of its folder.
-    folder : Path
-        Folder of the federation.
-    superlink : str
-        Address of the SuperLink.
-    node_config, arms
-        See :class:`LocalFederation`.
-    vault : bool
-        Whether the service owns a vault, and the SuperNode only relays messages to the service.
-    """
+    """A device: the process of its SuperNode, and its preference service as ``service``."""
 
     def __init__(
         self,
@@ -63,7 +56,7 @@ class Device(LocalProcess):
         node_config: Mapping[str, object],
         arms: Path | None,
         *,
-        vault: bool = False,
+        secure: Secure | None = None,
     ) -> None:
         keys = folder / "keys"
         self.key = keys / DEVICES / name
@@ -73,7 +66,7 @@ class Device(LocalProcess):
         self.node_token = self.store.with_name(NODE_TOKEN)
         config: dict[str, object] = {"store-path": str(self.store)}
         options: list[str] = []
-        if vault:
+        if secure:
             url = f"http://{HOST}:{self.port}"
             config = {"service-url": url, "node-token-file": str(self.node_token)}
             options = ["--vault", str(self.store.with_name(VAULT))]
@@ -162,22 +155,9 @@ class Device(LocalProcess):
 class LocalFederation:
     """A SuperLink and devices on this machine.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of keys, logs, stores, and of the results in ``server``. A folder that was used
-        before is resumed. Other users cannot read a new one, nor the files in it.
-    devices : int
-        Number of devices.
-    node_config : Mapping
-        Settings of the owners of the devices, such as ``min-duels-per-upload``.
-    arms : Path, optional
-        Arms for the pages of the devices.
-    secure : Secure, optional
-        For secure sums. The helper is one more process on this machine.
-    options : sequence of str, optional
-        Options of the SuperLink beside its address and certificates. By default, it accepts
-        registered keys only, and its database is a file.
+    Keys, logs, stores and results are in a folder that only this user can read; one that was used
+    before is resumed. ``node_config`` has settings of the devices' owners, and ``options`` those of
+    the SuperLink, which by default accepts registered keys only.
     """
 
     def __init__(
@@ -191,13 +171,15 @@ class LocalFederation:
         options: Sequence[str] | None = None,
     ) -> None:
         project_folder("a federation on this machine")
-        load_page()  # of the services
         self.folder = folder.absolute()
         self.results = self.folder / "server"
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         keys = self.folder / "keys"
-        _make_private(self.folder, is_ours=keys.exists())
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot use {folder}: {error.strerror}") from None
         if options is None:
             database = str(self.folder / "superlink.db")
             options = ["--enable-supernode-auth", "--database", database]
@@ -215,7 +197,7 @@ class LocalFederation:
             umask=_PRIVATE,
         )
         self.devices = [
-            Device(name, self.folder, self.address, node_config or {}, arms, vault=bool(secure))
+            Device(name, self.folder, self.address, node_config or {}, arms, secure=secure)
             for name in (f"device{number}" for number in range(1, devices + 1))
         ]
         self.runs: list[LocalProcess] = []
@@ -227,7 +209,7 @@ class LocalFederation:
         self.helper = self._helper(keys / "helper")
         if secure:
             folders = [each.store.parent for each in self.devices]
-            self.helper_key = create_vaults(keys / "helper", folders, secure)
+            create_vaults(keys / "helper", folders, secure)
 
     def _helper(self, key: Path) -> LocalProcess:
         where = ["--dir", str(self.helper_folder), "--port", str(self.helper_port)]
@@ -239,11 +221,6 @@ class LocalFederation:
 
         Returns when the services answer and the SuperNodes are connected. ``say`` is called with
         one line before each step.
-
-        Raises
-        ------
-        FederationError
-            A process did not start. The message quotes its log.
         """
         say("starting the SuperLink")
         for device in self.devices:
@@ -311,7 +288,7 @@ class LocalFederation:
                 "privacy-epsilon": self.secure.epsilon,
                 "devices-federation": FEDERATION,
                 "devices-helper": f"http://{HOST}:{self.helper_port}",
-                "devices-helper-key": str(self.helper_key),
+                "devices-helper-key": f"{self.folder}/keys/helper.pub",
                 "devices-helper-token": str(self.helper_folder / "token"),
             }
         values |= {key.replace("_", "-"): value for key, value in settings.items()}
@@ -362,14 +339,21 @@ class LocalFederation:
         self.stop()
 
 
-def _make_private(folder: Path, *, is_ours: bool) -> None:
-    """Create a folder that only this user can read; change the mode of one that is ours."""
-    try:
-        if not folder.is_dir():
-            folder.mkdir(mode=0o700, parents=True)
-        elif is_ours:
-            folder.chmod(0o700)
-            for database in folder.glob("superlink.db*"):  # of a version that did not set it
-                database.chmod(0o600)
-    except OSError as error:
-        raise OutputError(f"cannot use {folder}: {error.strerror}") from None
+def create_vaults(key: Path, folders: Iterable[Path], secure: Secure) -> None:
+    """Create the helper's signing key, unless it exists, and a vault in the folder of each device.
+
+    The vaults are written in any case, so that another limit takes effect.
+    """
+    if not key.exists():
+        create_helper_key(key)
+    public = key.with_name(f"{key.name}.pub").read_text("ascii")
+    values = {
+        "federation": FEDERATION,
+        "helper": PUBLIC,
+        "dimension": secure.dimension,
+        "max_epsilon": secure.max_epsilon,
+    }
+    content = "".join(f"{toml({name: value})}\n" for name, value in values.items())
+    for folder in folders:
+        (folder / PUBLIC).write_text(public, encoding="ascii")
+        (folder / VAULT).write_text(content, encoding="ascii")

@@ -23,21 +23,7 @@ _POLL_SECONDS = 0.05
 
 
 class LocalProcess:
-    """A process with its own home and log, and the processes that it starts.
-
-    Parameters
-    ----------
-    name : str
-        Name of the home and of the log.
-    folder : Path
-        Folder of both.
-    command : sequence of str
-        The command to run.
-    cwd : Path, optional
-        Its working directory; by default its home.
-    umask : int
-        Of the files that it creates; by default that of this process.
-    """
+    """A process with its own home and log, and the processes that it starts."""
 
     def __init__(
         self,
@@ -108,14 +94,7 @@ class LocalProcess:
     def wait_until(
         self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS
     ) -> None:
-        """Wait until a condition holds.
-
-        Raises
-        ------
-        FederationError
-            The process ended before, or the time is over. The message is one line, with the
-            reason in the log.
-        """
+        """Wait until a condition holds."""
         deadline = time.monotonic() + seconds
         while True:
             ended = not self.is_running

@@ -60,9 +60,8 @@ class Channel(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.form = settings, make_form(settings)
-        self.timeout = settings.reply_timeout
         self.watch: Watch = lambda _waiting, _seconds: None
-        self.grid: Grid | None = None
+        self.grid: Any = None  # a Grid
         self.excluded: frozenset[int] = frozenset()  # lost in an earlier attempt at this round
         self.number = 0  # of the exchange, from 1 in each run
         self.present: frozenset[int] = frozenset()  # connected when the round began
@@ -74,15 +73,24 @@ class Channel(ABC):
 
     # Which nodes are connected, and which of them are asked.
 
-    def connect(self, grid: Grid) -> None:
-        """Use a grid for all following exchanges."""
-        self.grid = grid
-        if hasattr(grid, "pull_interval"):
-            grid.pull_interval = IN_MEMORY_POLL_SECONDS
+    def connect(self, grid: Grid, timeout: float | None = None) -> None:
+        """Use a grid, and wait for replies for so many seconds, in all following exchanges.
+
+        A grid may define ``poll_seconds``, the pause between two looks for replies; with 0, replies
+        are there once messages are sent. Flower's in-memory grid is recognised by its
+        ``pull_interval``. Any other grid is a network.
+        """
+        self.timeout = self.settings.reply_timeout if timeout is None else timeout
+        self.grid, in_memory = grid, hasattr(grid, "pull_interval")
+        if in_memory:
+            self.grid.pull_interval = IN_MEMORY_POLL_SECONDS
+        usual = IN_MEMORY_POLL_SECONDS if in_memory else NETWORK_POLL_SECONDS
+        chosen = getattr(grid, "poll_seconds", None)
+        self._is_network = chosen is None and not in_memory
+        self._pause = usual if chosen is None else float(chosen)
 
     def connected(self) -> frozenset[int]:
         """Return the nodes that are connected now."""
-        assert self.grid is not None, "connect(grid) first"
         return frozenset(self.grid.get_node_ids())
 
     def wait_for_nodes(self) -> frozenset[int]:
@@ -139,7 +147,6 @@ class Channel(ABC):
         self._least = len(asked) if play is None else self.settings.quorum * len(asked)
         waits_for_all = play is not None and play.first > play.last  # for every node's regret
         self._enough = len(asked) if waits_for_all else self._least
-        self._pause = poll_seconds(self.grid)
         self._tries = MAX_TRIES if self._pause == 0 else sys.maxsize
         self._deadline = time.monotonic() + self.settings.node_wait
 
@@ -178,13 +185,12 @@ class Channel(ABC):
         slower than the timeout would be asked again and again, and its replies never seen. A reply
         can be pulled once: Flower answers a second pull with an error.
         """
-        assert self.grid is not None
         self._asked_again.update(self.newcomers)
-        if poll_seconds(self.grid) < NETWORK_POLL_SECONDS:
+        if self._is_network:
+            replies = self._poll(self.grid, messages)
+        else:
             self.watch(len(messages), self.timeout)
             replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
-        else:
-            replies = self._poll(self.grid, messages)
         self._replied |= {reply.metadata.reply_to_message_id for reply in replies}
         self._sent |= {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
         return replies
@@ -207,7 +213,7 @@ class Channel(ABC):
             nodes -= {waiting.pop(reply.metadata.reply_to_message_id, None) for reply in arrived}
             if not nodes or time.monotonic() > deadline:
                 break
-            time.sleep(NETWORK_POLL_SECONDS)
+            time.sleep(self._pause)
         return replies
 
     def senders(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
@@ -230,53 +236,48 @@ class Channel(ABC):
         fresh: dict[int, Contribution] = {}
         for node, several in sorted(by_node.items()):
             for reply in sorted(several, key=_content_key) if several[1:] else several:
-                if node not in fresh:
-                    self._check(node, reply, fresh)
+                if node not in fresh and (contribution := self._checked(node, reply)):
+                    fresh[node] = contribution
         self._valid |= self._plausible(fresh)
         disputes = self.disputes(self.present)
         self.contributions = {
             node: each for node, each in self._valid.items() if node not in disputes
         }
-        for node, reason in disputes.items():
-            if node in self._valid or node in self.introduced:
-                self.refused[node] = reason
+        seen = self._valid.keys() | self.introduced
+        self.refused |= {node: reason for node, reason in disputes.items() if node in seen}
         for node in self.contributions:
             self.refused.pop(node, None)
 
-    def _check(self, node: int, reply: Message, fresh: dict[int, Contribution]) -> None:
-        """Check one reply by itself; it contributes, introduces its node or is refused."""
-        if reply.has_error():
-            self.refused[node] = failure(reply)
-            return
+    def _checked(self, node: int, reply: Message) -> Contribution | None:
+        """Check one reply by itself: its node contributes, introduces itself or is refused."""
         try:
+            if reply.has_error():
+                raise UploadError(failure(reply))
             contribution = self.check(node, reply, self.number, self.broadcast)
         except UploadError as error:
             self.refused[node] = str(error)
             if error.is_final:
                 self._final.add(node)
-            return
+            return None
         if contribution is None:
             self.introduced.add(node)
             self.refused.pop(node, None)
-        else:
-            fresh[node] = contribution
+        return contribution
 
     def _plausible(self, fresh: Mapping[int, Contribution]) -> dict[int, Contribution]:
         """Return the contributions that an honest node may have sent; refuse the others."""
         uploads, settings = [each.upload for each in fresh.values()], self.settings
         if not uploads or not self.broadcast.learns or not self.sees_uploads:
             return dict(fresh)
+        longest = self._longest
         if self.broadcast.shares:
             answers = [self.answers(each) for each in fresh.values()]
             reasons = implausible_shares(
-                uploads, answers, self.broadcast, ridge=settings.personal_ridge,
-                longest=self._longest,
-            )  # fmt: skip
+                uploads, answers, self.broadcast, ridge=settings.personal_ridge, longest=longest
+            )
         else:
-            reasons = implausible(
-                uploads, self.broadcast, self._longest,
-                weighted=settings.is_private and settings.privacy.unit == "person",
-            )  # fmt: skip
+            weighted = settings.is_private and settings.privacy.unit == "person"
+            reasons = implausible(uploads, self.broadcast, longest, weighted=weighted)
         refused = {node: reason for node, reason in zip(fresh, reasons, strict=True) if reason}
         self.refused |= refused
         return {node: each for node, each in fresh.items() if node not in refused}
@@ -387,17 +388,6 @@ class Channel(ABC):
     def has_uncounted(self, nodes: Collection[int]) -> bool:
         """Return whether one of the nodes has played iterations that are not counted."""
         return False
-
-
-def poll_seconds(grid: Grid | None) -> float:
-    """Return the pause between two looks for replies.
-
-    A grid may define ``poll_seconds``; with 0, replies are there once messages are sent. Flower's
-    in-memory grid is recognised by its ``pull_interval``. Any other grid is a network.
-    """
-    if (chosen := getattr(grid, "poll_seconds", None)) is not None:
-        return float(chosen)
-    return IN_MEMORY_POLL_SECONDS if hasattr(grid, "pull_interval") else NETWORK_POLL_SECONDS
 
 
 def failure(reply: Message) -> str:

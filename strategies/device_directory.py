@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import datetime
-import io
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,66 +14,16 @@ from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.settings import Settings, to_flat
-from strategies.devices import DeviceChannel, Tally
+from strategies.devices import DeviceChannel
 from strategies.dueling import DuelingStrategy
 
 CONFIG, ROUNDS, UPLOADS, DEMAND = "config.json", "rounds.csv", "uploads.csv", "round-now"
-_COLUMNS = {
-    ROUNDS: "round,time,seconds,asked,replied,contributed,duels,total_duels,predicted,agreed,"
-    "agreement,exchanges,rejected\n",
-    UPLOADS: "round,device,start,end\n",
-}
+_UPLOAD = ("round", "device", "start", "end")
 _MAY_DIFFER = re.compile(  # between two runs of one federation
     r"(environment|schedule|devices)(-.*)?|output-dir|resume|quorum|node-wait|reply-timeout|plot"
     r"|max-message-mb|checkpoint-seconds|num-agents|num-arms|seed|tau|solver|gd-.*|beta-scale"
     r"|ons-width|first-round"
 )
-
-
-@dataclass(frozen=True)
-class RoundRow:
-    """The record of one round."""
-
-    round: int
-    time: float  # of its start, in seconds since 1970
-    seconds: float
-    asked: int  # devices, in the first exchange
-    replied: int  # to the first exchange
-    exchanges: int
-    tally: Tally
-    total_duels: int  # of all devices, counted so far
-    rejected: tuple[str, ...]  # one line for each rejected reply
-
-    def line(self) -> str:
-        """Return the log line."""
-        counted, agreement = self.tally, self.tally.agreement
-        share = "" if agreement is None else f", {agreement:.0%} as predicted"
-        return (
-            f"round {self.round}: {counted.duels} duels of {len(counted.uploads)} devices{share};"
-            f" {self.replied} of {self.asked} devices replied, {self.total_duels} duels so far"
-            f"{counted.held_back and f'; {counted.held_back}'}"
-        )
-
-    def csv(self) -> dict[str, str]:
-        """Return the lines for each table."""
-        when = datetime.datetime.fromtimestamp(self.time, datetime.UTC).isoformat("T", "seconds")
-        counted, agreement = self.tally, self.tally.agreement
-        row = (
-            self.round, when, f"{self.seconds:.3f}", self.asked, self.replied,
-            len(counted.uploads), counted.duels, self.total_duels, counted.predicted,
-            counted.agreed, None if agreement is None else f"{agreement:.4f}", self.exchanges,
-            "; ".join(self.rejected),
-        )  # fmt: skip
-        return {
-            ROUNDS: _csv(row),
-            UPLOADS: _csv(*((self.round, *each) for each in counted.uploads)),
-        }
-
-
-def _csv(*rows: tuple[Any, ...]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 class DeviceDirectory(ResultsDirectory):
@@ -117,21 +65,26 @@ class DeviceDirectory(ResultsDirectory):
             strategy.history.count_opening(last.numbers["openings"])
             self._sizes = dict(last.numbers["sizes"])
         with self.writing():
-            for name, header in _COLUMNS.items():  # removes rows after the checkpoint
+            for name in self._sizes:
                 (self.path / name).touch()
-                self._append(name, "" if self._sizes[name] else header)
+                self._append(name, [])  # removes rows after the checkpoint
         return 0 if last is None else int(last.numbers["round"])
 
-    def commit(self, row: RoundRow, strategy: DuelingStrategy, devices: DeviceChannel) -> None:
-        """Store a round durably; it must not be acknowledged before.
+    def commit(
+        self, row: Mapping[str, Any], strategy: DuelingStrategy, devices: DeviceChannel
+    ) -> None:
+        """Store a round durably, with its row of ``rounds.csv``; it is not acknowledged before.
 
         If the directory cannot be written, an OutputError is raised: the round is not counted.
         """
+        uploads = [(row["round"], *each) for each in devices.tally.uploads]
         with self.writing():
-            for name, text in row.csv().items():
-                self._append(name, text)
+            for name, header, rows in (
+                (ROUNDS, tuple(row), [tuple(row.values())]), (UPLOADS, _UPLOAD, uploads)
+            ):  # fmt: skip
+                self._append(name, rows if self._sizes[name] else [header, *rows])
         numbers = {
-            "round": row.round,
+            "round": row["round"],
             "devices": devices.state(),
             "counts": strategy.history.counts(),
             "openings": strategy.history.openings,
@@ -139,7 +92,7 @@ class DeviceDirectory(ResultsDirectory):
         }
         self.save(numbers, strategy.algorithm.state())
         model = {
-            "round": row.round,
+            "round": row["round"],
             "duels": devices.duels,
             "devices": len(devices.counted),
             "theta_sync": strategy.algorithm.theta_sync.tolist(),
@@ -169,10 +122,10 @@ class DeviceDirectory(ResultsDirectory):
             summary["privacy"] = ReleasePlan(self._settings).summary(history.openings)
         self.write_json(SUMMARY, summary)
 
-    def _append(self, name: str, text: str) -> None:
-        with (self.path / name).open("r+b") as file:
+    def _append(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        with (self.path / name).open("r+", encoding="utf-8", newline="") as file:
             file.seek(self._sizes[name])
-            file.write(text.encode())
+            csv.writer(file, lineterminator="\n").writerows(rows)
             file.truncate()
             file.flush()
             os.fsync(file.fileno())

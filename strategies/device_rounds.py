@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from datetime import UTC, datetime
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -18,43 +18,16 @@ from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.secure.report import task_of
 from fldb_flower.settings import Settings
 from strategies import make_strategy
-from strategies.device_directory import DeviceDirectory, RoundRow
+from strategies.device_directory import DeviceDirectory
 from strategies.devices import DeviceChannel
 from strategies.helper_client import HelperClient
-from strategies.secure_nodes import PlannedExchanges, SecureNodes
+from strategies.secure import PlannedExchanges, SecureChannel
 
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
 _DUE_POLL_SECONDS = 0.2
 _CONNECT_POLL_SECONDS = 0.5
 _LEAST_ROUNDS = 10  # with secure sums: an exchange may cost a tenth of a device's budget
-
-
-class WaitReport:
-    """Prints a line about a wait with ``say`` when it begins, and every 15 s while it lasts."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._name, self._due = "", 0.0
-        self._asked = 0
-
-    def __call__(self, name: str, state: str) -> None:
-        """Report the state of the wait ``name``."""
-        now = time.monotonic()
-        if name != self._name or now >= self._due:
-            self._name, self._due = name, now + REPORT_SECONDS
-            self._say(f"{name}: {state}")
-
-    def replies(self, name: str, waiting: int, seconds: float) -> None:
-        """Report how many devices have replied in an exchange, and the seconds left."""
-        if name != self._name:
-            self._asked = waiting
-        replied = f"{self._asked - waiting} of {self._asked} devices have replied"
-        self(name, f"{replied}, waiting up to {seconds:.0f} s")
-
-    def end(self) -> None:
-        """End the current wait: the next report is printed, whatever its name."""
-        self._name = ""
 
 
 class DeviceServer:
@@ -74,7 +47,13 @@ class DeviceServer:
     ) -> None:
         self._settings, self.devices, self.directory = devices.settings, devices, directory
         self.strategy = make_strategy(self._settings, history, devices)
-        self._say, self._report = say, WaitReport(say)
+        self._say = say
+        self._wait, self._due = (
+            "",
+            0.0,
+        )  # what is waited for, and when the next line about it is due
+        self._asked = 0  # devices, in this wait
+        self._sends_last = False
         self.round = directory.restore(self.strategy, devices)  # the last one that was counted
         if self.round:
             say(f"resumes after round {self.round}, {devices.duels} duels counted")
@@ -96,38 +75,45 @@ class DeviceServer:
         while not chosen.rounds or self.round < last:
             while time.monotonic() < due and not self.directory.round_demanded():
                 time.sleep(min(_DUE_POLL_SECONDS, max(0.0, due - time.monotonic())))
-            self._wait_for_devices()
+            while (connected := len(self.devices.connected())) < chosen.at_least:
+                state = f"{connected} of {chosen.at_least} devices are connected, waiting for more"
+                self.report(f"round {self.round + 1}", state)
+                time.sleep(_CONNECT_POLL_SECONDS)
             due = time.monotonic() + chosen.round_seconds
             try:
                 if not self.try_round():
                     due = max(due, time.monotonic() + RETRY_SECONDS)
             except PrivacyError as reason:
-                self._say_spent(reason)
+                self._say(f"the run ends after round {self.round}: {reason}")
                 break
         else:
             if self._settings.is_private:
-                self._say_spent(ReleasePlan(self._settings).exhausted())
+                spent = ReleasePlan(self._settings).exhausted()
+                self._say(f"the run ends after round {self.round}: {spent}")
         self._send_estimate()
         self.directory.finish(self.round, self.devices, self.strategy.history)
 
-    def _say_spent(self, reason: object) -> None:
-        self._say(f"the run ends after round {self.round}: {reason}")
-
-    def _wait_for_devices(self) -> None:
-        wanted = self._settings.devices.at_least
-        while (connected := len(self.devices.connected())) < wanted:
-            name = f"round {self.round + 1}"
-            self._report(name, f"{connected} of {wanted} devices are connected, waiting for more")
-            time.sleep(_CONNECT_POLL_SECONDS)
+    def report(self, wait: str, state: str) -> None:
+        """Print a line about a wait when it begins, and every 15 s while it lasts."""
+        now = time.monotonic()
+        if wait != self._wait or now >= self._due:
+            self._wait, self._due = wait, now + REPORT_SECONDS
+            self._say(f"{wait}: {state}")
 
     def _watch(self, waiting: int, seconds: float) -> None:
         exchange = len(self.strategy.history.participation) + 1
-        self._report.replies(f"round {self.round + 1}, exchange {exchange}", waiting, seconds)
+        wait = f"round {self.round + 1}, exchange {exchange}"
+        if self._sends_last:
+            wait = "sending the last estimate"
+        if wait != self._wait:
+            self._asked = waiting
+        replied = f"{self._asked - waiting} of {self._asked} devices have replied"
+        self.report(wait, f"{replied}, waiting up to {seconds:.0f} s")
 
     def try_round(self) -> bool:
         """Run one round; return whether it was counted."""
-        number, strategy, begin = self.round + 1, self.strategy, time.time()
-        self._report.end()
+        number, strategy, begin = self.round + 1, self.strategy, datetime.now(UTC)
+        self._wait = ""  # report the next wait
         exchanges = strategy.history.participation
         exchanges.clear()
         try:
@@ -136,24 +122,35 @@ class DeviceServer:
             self._say(f"round {number} is not counted: {reason}")
             return False
         self.round = number
-        row = RoundRow(
-            round=number,
-            time=begin,
-            seconds=time.time() - begin,
-            asked=exchanges[0].asked,
-            replied=exchanges[0].replied,
-            exchanges=len(exchanges),
-            tally=self.devices.tally,
-            total_duels=self.devices.duels,
-            rejected=tuple(line for each in exchanges for line in each.rejected),
-        )
+        counted, duels, first = self.devices.tally, self.devices.duels, exchanges[0]
+        agreement = counted.agreed / counted.predicted if counted.predicted else None
+        row = {
+            "round": number,
+            "time": begin.isoformat("T", "seconds"),
+            "seconds": f"{(datetime.now(UTC) - begin).total_seconds():.3f}",
+            "asked": first.asked,
+            "replied": first.replied,
+            "contributed": len(counted.uploads),
+            "duels": counted.duels,
+            "total_duels": duels,
+            "predicted": counted.predicted,
+            "agreed": counted.agreed,
+            "agreement": None if agreement is None else f"{agreement:.4f}",
+            "exchanges": len(exchanges),
+            "rejected": "; ".join(line for each in exchanges for line in each.rejected),
+        }
         self.directory.commit(row, strategy, self.devices)
-        self._say(row.line())
+        self._say(
+            f"round {number}: {counted.duels} duels of {len(counted.uploads)} devices"
+            f"{'' if agreement is None else f', {agreement:.0%} as predicted'};"
+            f" {first.replied} of {first.asked} devices replied, {duels} duels so far"
+            f"{counted.held_back and f'; {counted.held_back}'}"
+        )
         return True
 
     def _send_estimate(self) -> None:
         """Send the last estimate, so that devices do not have to wait for another run."""
-        self.devices.watch = partial(self._report.replies, "sending the last estimate")
+        self._sends_last = True
         play = self.strategy.algorithm.play(device_round(self.round))
         try:
             self.strategy.exchange(Broadcast(play, None))
@@ -184,5 +181,5 @@ def make_device_server(
     signer = load_helper_public_key(Path(chosen.helper_key))
     helper = HelperClient(chosen.helper, Path(chosen.helper_token), signer, settings.node_wait)
     task = task_of(chosen.federation, signer.public_bytes_raw(), settings.dimension)
-    devices = SecureNodes(settings, helper, task, planned.plan.multiplier, planned.spend)
+    devices = SecureChannel(settings, helper, task, planned.plan.multiplier, planned.spend)
     return DeviceServer(devices, history, directory, say)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -28,24 +27,18 @@ class CountedSpan(NamedTuple):
     header: DeviceUploadHeader
 
 
-@dataclass(frozen=True)
-class Tally:
-    """What one round counted."""
+class Tally(NamedTuple):
+    """What one round counted.
 
-    duels: int
-    uploads: tuple[tuple[str, int | None, int | None], ...]
-    """The name of each device, and the answers counted: those after the first number, up to the
-    second. The server of a secure sum does not know them."""
-    predicted: int | None = None  # duels whose preference was predicted, if it is known
-    agreed: int | None = None  # and those of them where people confirmed the prediction
+    ``uploads`` has the name of each device and the answers counted: those after the first number,
+    up to the second. The server of a secure sum does not know these numbers, nor predictions.
+    """
+
+    duels: int = 0
+    uploads: tuple[tuple[str, int | None, int | None], ...] = ()
+    predicted: Any = None  # duels whose preference was predicted, if it is known
+    agreed: Any = None  # and those of them where people confirmed the prediction
     held_back: str = ""  # which answers devices hold back for a later upload, in words
-
-    @property
-    def agreement(self) -> float | None:
-        """Share of the predicted preferences that people confirmed; None if there are none."""
-        if not self.predicted or self.agreed is None:
-            return None
-        return self.agreed / self.predicted
 
 
 class DeviceChannel(Channel):
@@ -65,7 +58,7 @@ class DeviceChannel(Channel):
         self._claims: dict[int, str] = {}  # node -> device, as it claimed last
         self._devices: dict[int, str] = {}  # node -> device, if undisputed
         self._spans: dict[int, DeviceUploadHeader] = {}  # node -> the answers of this round
-        self.tally = Tally(0, ())  # what was acknowledged last
+        self.tally = Tally()  # what was acknowledged last
 
     def contents(
         self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
@@ -151,6 +144,11 @@ class DeviceChannel(Channel):
             " not be copied to a second device"
             for node, several in refused.items()
         }
+
+    def name(self, node: int) -> str:
+        """Return the name of the device at a node, if it is known."""
+        device = self.device_at(node)
+        return f"device {short_name(device)}" if device else super().name(node)
 
     # What is counted.
 

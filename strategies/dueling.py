@@ -121,8 +121,6 @@ class DuelingStrategy(Federation, Strategy):
 
         Raises
         ------
-        SettingsError
-            An argument has no meaning here.
         FederationError
             No node connected, there are more nodes than agents, or a quorum was missed.
         """
@@ -135,28 +133,21 @@ class DuelingStrategy(Federation, Strategy):
             if value:
                 raise SettingsError(f"{type(self).__name__}.start: {name} must be empty: {instead}")
         self._result, self._evaluate = Result(), evaluate_fn
-        self.channel.connect(grid)
-        self.channel.timeout = self.settings.reply_timeout if timeout is None else timeout
+        self.channel.connect(grid, timeout)
         self.channel.check_number(self.channel.wait_for_nodes())
         self.summary()
         run_rounds(self, self.algorithm, attempt=self.try_round)
         if self.channel.has_uncounted(self.channel.connected()):
-            self._collect_remaining_regret()
+            # Nodes that were absent or not asked play to the end. Nothing is learned from it.
+            last = self.settings.horizon
+            play = self.algorithm.play(Round(0, last + 1, last, learns=False))
+            self.exchange(Broadcast(play, None))
+            self.acknowledge()
         self._result.arrays = self._estimate()
         return self._result
 
     def _estimate(self) -> ArrayRecord:
         return ArrayRecord({THETA: FlowerArray(self.algorithm.theta_sync)})
-
-    def _collect_remaining_regret(self) -> None:
-        """Request the regret of nodes that were absent, or not asked, at the end.
-
-        They play to the horizon with the estimate that they have. Nothing is learned from it.
-        """
-        last = self.settings.horizon
-        request = self.algorithm.play(Round(0, last + 1, last, learns=False))
-        self.exchange(Broadcast(request, None))
-        self.acknowledge()
 
     def try_round(self, round_: Round) -> bool:
         """Play and learn from one round; return False if it must be run again.
@@ -196,7 +187,7 @@ class DuelingStrategy(Federation, Strategy):
         return self._sum
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid | None
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return one message for each node of the exchange to ask now."""
         return self.channel.messages(arrays, config)

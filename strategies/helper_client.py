@@ -34,7 +34,10 @@ class HelperClient:
         self._patience = patience
         # The token is sent to this address only: redirects and proxies are not followed.
         self._client = httpx.Client(
-            trust_env=False, timeout=_SECONDS, verify=ssl.create_default_context()
+            headers={"Accept-Encoding": "identity"},
+            trust_env=False,
+            timeout=_SECONDS,
+            verify=ssl.create_default_context(),
         )
 
     def key(self) -> HelperKey:

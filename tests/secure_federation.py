@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,11 +43,9 @@ from fldb_flower.secure.statistics import Shared, vector_of
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
 from simulations.engines.inprocess import InProcessGrid, failure
-from strategies.device_directory import DeviceDirectory, RoundRow
+from strategies.device_directory import DeviceDirectory
 from strategies.device_rounds import DeviceServer
-from strategies.devices import DeviceChannel
-from strategies.dueling import DuelingStrategy
-from strategies.secure_nodes import KEY, PlannedExchanges, SecureNodes
+from strategies.secure import KEY, PlannedExchanges, SecureChannel
 
 CLIP = 8.0
 RUN = {
@@ -268,7 +266,7 @@ class SecureFederation:
         self.helper = Link(folder / "helper", self.clock, noise)
         self._patch.setattr(sums, "replace_file", self.helper.store)
         now = SimpleNamespace(time=self.clock)
-        self._patch.setattr("strategies.secure_nodes.time", now)
+        self._patch.setattr("strategies.secure.time", now)
         self._patch.setattr("strategies.channel.MAX_TRIES", TRIES)
         self._patch.setattr("strategies.device_rounds.RETRY_SECONDS", 0.0)
         values = {"devices-round-seconds": 0.0, "node-wait": 60.0, "quorum": 0.01, **changes}
@@ -306,7 +304,7 @@ class SecureFederation:
         self._observe(directory)
         try:
             planned = PlannedExchanges(settings, history, directory)
-            nodes = SecureNodes(
+            nodes = SecureChannel(
                 settings, self.helper, TASK, planned.plan.multiplier, planned.spend, self._noise
             )
             server = DeviceServer(nodes, history, directory, self.lines.append)
@@ -329,9 +327,9 @@ class SecureFederation:
     def _observe(self, directory: DeviceDirectory) -> None:
         commit = directory.commit
 
-        def watched(row: RoundRow, strategy: DuelingStrategy, devices: DeviceChannel) -> None:
-            self.counted[row.round] = self.sums[-1][1]
-            commit(row, strategy, devices)
+        def watched(row: Mapping[str, Any], *others: Any) -> None:
+            self.counted[row["round"]] = self.sums[-1][1]
+            commit(row, *others)
 
         directory.commit = watched  # type: ignore[method-assign]
 
@@ -428,7 +426,7 @@ class ServerAlone:
         self.settings = from_flat({**RUN, "privacy-clip": 2.0, **values}, "a test")
         self.helper, self.numbers = helper or FakeHelper(), list[int]()
         self.most = 10**6  # exchanges
-        self.nodes = SecureNodes(self.settings, self.helper, TASK, multiplier, self._spend, noise)
+        self.nodes = SecureChannel(self.settings, self.helper, TASK, multiplier, self._spend, noise)
         self.form = self.nodes.form
 
     def _spend(self, number: int) -> int:

@@ -22,11 +22,8 @@ from fastapi.responses import PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from clients.helper.sums import Helper
-from clients.service import connections
-from clients.service.errors import add_handlers
-from clients.service.files import read_token
-from clients.service.guard import BINARY, Guard, binary_body
-from clients.service.logs import Limiter
+from clients.service import http
+from clients.service.http import BINARY, Guard, Limiter, add_handlers, binary_body, read_token
 from fldb_flower.deployment.keys import load_helper_key, public_hex
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.privacy.discrete import require_sampler
@@ -151,24 +148,24 @@ def serve(arguments: argparse.Namespace) -> None:
     signer = load_helper_key(arguments.key.expanduser())
     tls = _tls(arguments.certificate, arguments.certificate_key)
     helper = Helper(folder, signer, min_reports=arguments.min_reports)
-    with contextlib.closing(helper), connections.listen(host, arguments.port) as listener:
+    with contextlib.closing(helper), http.listen(host, arguments.port) as listener:
         token = read_token(arguments.token_file or folder / "token")
-        if not tls and not connections.is_loopback(host):
+        if not tls and not http.is_loopback(host):
             print(
                 f"warning: nothing is encrypted at {host}, not even the token: use --certificate,"
                 " or a proxy with TLS on this machine",
                 file=sys.stderr,
             )
-        scheme, address = "https" if tls else "http", connections.address(host, listener)
+        scheme, address = "https" if tls else "http", http.address(host, listener)
         print(f"{scheme}://{address} public key {public_hex(signer.public_key())}", flush=True)
         app = create_app(helper, signer.public_key(), token)
         options = {"timeout_graceful_shutdown": _STOP_SECONDS, **tls}
-        connections.serve(app, listener, connections.LIMITS, Limiter(token), **options)
+        http.serve(app, listener, http.LIMITS, Limiter(token), **options)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user error ends it with status 1 and one line on stderr."""
-    connections.run(lambda: serve(_arguments(argv)))
+    http.run(lambda: serve(_arguments(argv)))
 
 
 if __name__ == "__main__":

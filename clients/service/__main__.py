@@ -20,14 +20,11 @@ from pathlib import Path
 
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
 from clients.selection import PURPOSES
-from clients.service import connections
-from clients.service.app import create_app
+from clients.service import http
+from clients.service.app import Node, create_app, load_page
 from clients.service.catalogue import read_arms
-from clients.service.connections import LIMITS, Limits
-from clients.service.files import load_page, read_token
-from clients.service.logs import Limiter
+from clients.service.http import LIMITS, Limiter, Limits, read_token
 from clients.service.models import MAX_ARMS
-from clients.service.node import Node
 from clients.vault import read_config
 from fldb_flower.errors import SettingsError
 from fldb_flower.system.commands import Parser, bounded
@@ -85,7 +82,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def serve(arguments: argparse.Namespace) -> None:
     """Run the service until a signal stops it; raise FldbError if it cannot start."""
     host, store = arguments.host, arguments.store.expanduser()
-    remote = not connections.is_loopback(host)
+    remote = not http.is_loopback(host)
     if remote and not arguments.allow_remote:
         raise SettingsError(f"--host {host}: reachable from other machines: needs --allow-remote")
     if arguments.node_token_file and not arguments.vault:
@@ -93,7 +90,7 @@ def serve(arguments: argparse.Namespace) -> None:
     load_page()  # before anything is created, if its files are missing
     config = read_config(arguments.vault.expanduser()) if arguments.vault else None
     catalogue = read_arms(arguments.arms) if arguments.arms else None
-    with connections.listen(host, arguments.port) as listener:
+    with http.listen(host, arguments.port) as listener:
         PreferenceAgent(store).close()  # if the store cannot be used, no token is created
         token = read_token(arguments.token_file or store.with_name(f"{store.name}.token"))
         node = None
@@ -118,17 +115,15 @@ def serve(arguments: argparse.Namespace) -> None:
                 " nothing is encrypted, not even the token",
                 file=sys.stderr,
             )
-        print(f"http://{connections.address(host, listener)}/#token={token}", flush=True)
+        print(f"http://{http.address(host, listener)}/#token={token}", flush=True)
         limits = Limits(arguments.max_connections, arguments.request_seconds)
         tokens = [token, *([] if node is None else [node.token])]
-        connections.serve(
-            app, listener, limits, Limiter(*tokens), timeout_graceful_shutdown=_STOP_SECONDS
-        )
+        http.serve(app, listener, limits, Limiter(*tokens), timeout_graceful_shutdown=_STOP_SECONDS)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user error ends it with status 1 and one line on stderr."""
-    connections.run(lambda: serve(_arguments(argv)))
+    http.run(lambda: serve(_arguments(argv)))
 
 
 if __name__ == "__main__":

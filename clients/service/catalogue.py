@@ -95,11 +95,6 @@ def read_arms(path: Path) -> Catalogue:
     A CSV file has the column ``arm`` (or ``key``), perhaps ``text`` and ``image``, and one column
     per feature; its header has their names. A JSON file is a list of
     ``{key, features, text?, image?}``.
-
-    Raises
-    ------
-    DataError
-        The file cannot be read or is not valid.
     """
     try:
         content = read_file(path, MOST_BYTES)

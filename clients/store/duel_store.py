@@ -395,12 +395,8 @@ class DuelStore(Database):
 
         Uploads begin and end at cuts only, and at least ``at_least`` distinct duels were answered
         between two cuts. Therefore every upload, and every difference of two uploads, covers at
-        least that many distinct duels. Duels with the same difference of features, up to its sign,
-        are one duel, and duels of equal arms are none. If there are too few new duels since the
-        last cut, that cut is returned.
-
-        Raises DataError, and makes no cut, if ``start`` is not a cut of this store, or the next cut
-        is more than ``at_most`` answers away, or these cover too few distinct duels.
+        least that many. If there are too few since the last cut, that cut is returned. If more than
+        ``at_most`` answers would have to be uploaded together, this raises DataError.
         """
         with self.transaction():
             self.execute("UPDATE device SET minimum = ?", at_least)
@@ -427,11 +423,7 @@ class DuelStore(Database):
             return newest
 
     def mark_sent(self, position: int) -> None:
-        """Make a cut at the last answer of a report of secure sums.
-
-        If the number is that of an answer that only a newer store had, the next answer has the
-        number after it.
-        """
+        """Make a cut at the last answer of a report of secure sums, also if it is lost."""
         with self.transaction():
             if position > self.last:
                 self._skip_to(position)
@@ -452,10 +444,7 @@ class DuelStore(Database):
         return int(self.row(query, up_to)[0])
 
     def _skip_to(self, counted: int) -> None:
-        """Continue the numbers of answers after ``counted``: this store is an old backup.
-
-        The server has counted its answers, and those that were lost with the newer store.
-        """
+        """Continue the numbers of answers after those that were lost with a newer store."""
         self.execute("DELETE FROM sqlite_sequence WHERE name = 'answers'")
         self.execute("INSERT INTO sqlite_sequence VALUES ('answers', ?)", counted)
         self.execute("INSERT INTO cuts (position) VALUES (?)", counted)
@@ -463,9 +452,8 @@ class DuelStore(Database):
     def admit(self, start: int, end: int, theta: FloatArray, at_most: int) -> None:
         """Count a question: a request for gradients at ``theta`` of the answers between two cuts.
 
-        Each ``theta`` gives the server another equation about the same answers. Repeated requests
-        at the same ``theta``, for example after a lost reply, are counted once. Raises DataError if
-        the server has asked about one answer at ``at_most`` other ``theta`` before.
+        Each ``theta`` gives the server another equation about the same answers. After ``at_most``
+        of them, this raises DataError. Repeated requests at the same ``theta`` are counted once.
         """
         with self.transaction():
             self.execute(
@@ -489,9 +477,8 @@ class DuelStore(Database):
     def evidence(self, start: int, end: int) -> Evidence:
         """Return the answers after ``start`` up to ``end``, both 0 or cuts.
 
-        Raises DataError if one of them is not a cut, answers between them were pruned, or answers
-        were forgotten since :meth:`cut` last returned ``end``: one round must not mix sums with and
-        without them.
+        Raises DataError if answers between them were pruned, or were forgotten since :meth:`cut`
+        last returned ``end``: one round must not mix sums with and without them.
         """
         with self.reading():
             self.expect_cut(start)
@@ -515,10 +502,7 @@ class DuelStore(Database):
         )
 
     def answers(self, start: int = 0, end: int = MAX_ANSWERS) -> Evidence:
-        """Return the answers after ``start`` up to ``end`` that are left, for use on the device.
-
-        Forgotten answers are left out.
-        """
+        """Return the answers after ``start`` up to ``end`` that are left, for use on the device."""
         return self._evidence(start, end, "AND id IS NOT NULL")
 
     def _evidence(self, start: int, end: int, condition: str = "") -> Evidence:

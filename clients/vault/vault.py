@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -51,7 +51,6 @@ _EARLIEST = 1_760_000_000_000  # ms since 1970; a clock before this time is wron
 _ROUNDING = 1e-12  # relative, of sums
 _KNOWN = (FldbError, ArithmeticError, np.linalg.LinAlgError)
 _LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 class Spent(NamedTuple):
@@ -99,7 +98,7 @@ class Vault:
         Reasons of refusals tell nothing about answers: those about files are only logged.
         """
         try:
-            return self._reply(_public(Request.from_bytes, content))
+            return self._reply(*_read(content))
         except SecureError as reason:
             text = one_line(reason)
         except FldbError as reason:
@@ -107,10 +106,9 @@ class Vault:
             text = WITHHELD
         return Reply(REFUSED, self._store.device_id, text).to_bytes()
 
-    def _reply(self, request: Request) -> bytes:
-        if request.kind == HELLO:
+    def _reply(self, request: Request, shared: Shared | None) -> bytes:
+        if shared is None:
             return Reply(HELLO, self._store.device_id).to_bytes()
-        shared = _public(Shared.from_bytes, request.broadcast)
         if shared.settings.dimension != self._config.dimension:
             raise SecureError(
                 f"the exchange has dimension={shared.settings.dimension}, and the device"
@@ -133,8 +131,9 @@ class Vault:
         with self._file.locked():
             ledger, journal = self._known()
             last = Last(header.number, header.digest.hex())
-            if ledger.last(header.task).number == header.number:
-                return self._repeated(ledger.last(header.task) == last, header)
+            known = ledger.last(header.task)
+            if known.number == header.number:
+                return self._repeated(header, is_same=known == last)
             ledger = self._charged(ledger, header).begun(header.task, last)
             with store.transaction():
                 cut = store.last
@@ -173,7 +172,7 @@ class Vault:
             raise SecureError(f"the exchange has {header.numbers} values, and its broadcast {size}")
         return public
 
-    def _repeated(self, is_same: bool, header: Header) -> bytes:
+    def _repeated(self, header: Header, *, is_same: bool) -> bytes:
         """Return the report that was stored for this header."""
         content = self._store.secure_part("report") if is_same else None
         if content is None or Reply.from_bytes(content).digest != header.digest:
@@ -195,22 +194,20 @@ class Vault:
                 f"the exchange is of {_time(number)}, and the device accepts exchanges after"
                 f" {_time(earliest)}"
             )
-        config, cost = self._config, header.cost
-        self._is_refused = True
+        config, cost, refusal = self._config, header.cost, ""
         if cost > MOST_OF_LIMIT * config.most:
-            raise self._over_limit(
+            refusal = (
                 f"the exchange costs more than a tenth of the device's budget: its noise multiplier"
                 f" is {header.multiplier:.4g}"
             )
-        if ledger.spent(self._since()) + cost > config.most * (1.0 + _ROUNDING):
-            raise self._over_limit("the device's limit of privacy is spent")
-        self._is_refused = False
+        elif ledger.spent(self._since()) + cost > config.most * (1.0 + _ROUNDING):
+            refusal = "the device's limit of privacy is spent"
+        self._is_refused = bool(refusal)
+        if refusal:
+            limit = f"max_epsilon={config.max_epsilon:g} in {config.path}"
+            _LOG.warning("%s", one_line(f"no report to secure sums: {refusal} ({limit})"))
+            raise SecureError(refusal)
         return ledger.charged(day_of(self._clock()), cost)
-
-    def _over_limit(self, reason: str) -> SecureError:
-        limit = f"max_epsilon={self._config.max_epsilon:g} in {self._config.path}"
-        _LOG.warning("%s", one_line(f"no report to secure sums: {reason} ({limit})"))
-        return SecureError(reason)
 
     def _since(self) -> int:
         """Return the first day of the owner's period.
@@ -311,10 +308,11 @@ class Vault:
         self._store.keep_secure_part("journal", journal.to_bytes())
 
 
-def _public(read: Callable[[bytes], _T], content: bytes) -> _T:
-    """Read bytes of the server; the errors tell nothing about this device."""
+def _read(content: bytes) -> tuple[Request, Shared | None]:
+    """Read a request and its broadcast, if any; errors tell nothing about this device."""
     try:
-        return read(content)
+        request = Request.from_bytes(content)
+        return request, None if request.kind == HELLO else Shared.from_bytes(request.broadcast)
     except FldbError as reason:
         raise SecureError(str(reason)) from None
     except Exception:

@@ -35,9 +35,7 @@ def counts(source: str) -> Counter[str]:
 
 def main() -> None:
     """Print a table of the rooms, and the sums of product, scripts, tests and measurement."""
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    listed = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True)
     rooms: dict[str, Counter[str]] = {}
     sums: dict[str, Counter[str]] = {}
     for name in listed.split():

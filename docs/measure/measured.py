@@ -113,12 +113,11 @@ def sample(content: Any, name: str) -> Iterator[tuple[str, Run]]:
     """Yield the cheapest run of each kind in the content of a result file.
 
     A kind is a combination of algorithm, environment, schedule, selection and form. Runs on data
-    without a path are omitted. Runs on sentences are always omitted, since the language model takes
-    longer than all other runs together.
+    without a path are omitted.
     """
     cheapest: dict[tuple[str, ...], tuple[float, str, Run]] = {}
     for where, run in runs_in(content, name):
-        if world_of(run) == "sentences" or not is_possible(run):
+        if not is_possible(run):
             continue
         settings = settings_of(run, 0)
         forms = (settings.selection, settings.matrix_form, settings.robust)

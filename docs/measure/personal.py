@@ -14,8 +14,15 @@ import measured
 from common import by_seed, median
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.algorithms.personal import FLDBPersonal
-from fldb_flower.bandit.estimates import PersonalEstimates, Shares
-from fldb_flower.bandit.prior import HALF_WEIGHT, START, VARIANCES, CommonPrior, mean_variance
+from fldb_flower.bandit.estimates import PersonalEstimates
+from fldb_flower.bandit.prior import (
+    HALF_WEIGHT,
+    START,
+    VARIANCES,
+    CommonPrior,
+    ShareChange,
+    mean_variance,
+)
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.agents import AgentGroup
@@ -180,7 +187,7 @@ def _losses_of_random_pairs(
     count, d = len(agents), chosen.dimension
     prior = prior or CommonPrior(np.zeros((d, d)), np.zeros(d), START, 1.0)
     none = np.zeros(count)
-    no_shares = Shares(np.zeros((count, d, d)), np.zeros((count, d)), none, none, none)
+    no_shares = ShareChange(np.zeros((count, d, d)), np.zeros((count, d)), none, none, none)
     estimates = PersonalEstimates(count, d, chosen.personal_ridge)
     estimates.receive(prior, no_shares, none + prior.scale)
     streams = AgentStreams(chosen.seed, agents)

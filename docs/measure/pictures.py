@@ -9,7 +9,8 @@ time and memory against each size (docs/scaling.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,7 @@ import pandas as pd
 import measured
 from fldb_flower.runs.curves import REGRET, errors_text, marker_of, points
 from fldb_flower.runs.plots import save_figure
-from fldb_flower.runs.styles import (
-    ALGORITHM_STYLES,
-    DASHES,
-    MARKERS,
-    SEQUENCE,
-    Style,
-    styles_of,
-)
+from fldb_flower.runs.styles import ALGORITHM_STYLES, DASHES, MARKERS, SEQUENCE, Style, styles_of
 from memory import VARIED
 
 if TYPE_CHECKING:
@@ -48,12 +42,7 @@ STYLES: dict[str, Style] = dict(
 )
 NOISES = {("answer", 1): "per answer", ("person", 2): "per person"}
 """Titles by unit and number of parties that add noise."""
-SIZES = {
-    "num_agents": "agents $N$",
-    "horizon": "iterations $T$",
-    "num_arms": "arms $K$",
-    "dimension": "features $d$",
-}
+SIZES = {"num_agents": "agents $N$", "horizon": "iterations $T$", "num_arms": "arms $K$"}
 _Runs = Mapping[str, measured.Run]
 
 
@@ -184,39 +173,30 @@ def draw_scale(figure: Figure, rows: list[dict[str, Any]]) -> None:
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel(SIZES[name])
+        axes.set_xlabel(SIZES.get(name, "features $d$"))
     figure.legend(lines.values(), lines, loc="outside upper center", ncols=len(lines))
+
+
+PICTURES: dict[str, list[tuple[str, float, Callable[..., None]]]] = {
+    "personal": [
+        (
+            "heterogeneity",
+            2.9,
+            lambda figure, all_: draw_heterogeneity(figure, all_["synthetic"]),
+        ),
+        ("studies", 2.6, lambda figure, all_: draw_studies(figure, all_["studies"])),
+    ],
+    "privacy": [("privacy", 2.9, lambda figure, all_: draw_privacy(figure, all_["rows"]))],
+    "scale": [("scaling", 4.6, lambda figure, all_: draw_scale(figure, all_["rows"]))],
+}
+"""Names, heights and functions of the pictures of each result file."""
 
 
 def draw(name: str, content: Mapping[str, Any], folder: Path = FOLDER) -> None:
     """Draw the pictures of a result file, if it has any."""
-    if name == "personal":
-        save_figure(
-            folder / "heterogeneity.png",
-            lambda figure: draw_heterogeneity(figure, content["synthetic"]),
-            width="page",
-            height=2.9,
-        )
-        save_figure(
-            folder / "studies.png",
-            lambda figure: draw_studies(figure, content["studies"]),
-            width="page",
-            height=2.6,
-        )
-    if name == "privacy":
-        save_figure(
-            folder / "privacy.png",
-            lambda figure: draw_privacy(figure, content["rows"]),
-            width="page",
-            height=2.9,
-        )
-    if name == "scale":
-        save_figure(
-            folder / "scaling.png",
-            lambda figure: draw_scale(figure, content["rows"]),
-            width="page",
-            height=4.6,
-        )
+    for file, height, paint in PICTURES.get(name, []):
+        with_content = partial(paint, all_=content)
+        save_figure(folder / f"{file}.png", with_content, width="page", height=height)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def cases() -> Iterator[dict[str, Any]]:
         yield {"algorithm": algorithm, "engine_workers": 2}
         if folder := os.environ.get("FLDB_ML100K"):
             for users in ("drawn", "persistent"):
-                path = {"environment_path": folder, "environment_users": users}
+                path: dict[str, Any] = {"environment_path": folder, "environment_users": users}
                 yield {"algorithm": algorithm, "environment": "movielens", **path}
         if folder := os.environ.get("FLDB_DUELS"):
             for study in sorted(Path(folder).iterdir()):
@@ -103,7 +103,8 @@ def main() -> None:
     logging.disable()
     warnings.simplefilter("ignore")
     stored = json.loads(STORED.read_text()) if STORED.exists() else {}
-    found, differing = {}, 0
+    found: dict[str, Any] = {}
+    differing = 0
     for case in cases():
         name = shown(case)
         seeds = range(1 if "--quick" in sys.argv else SEEDS)

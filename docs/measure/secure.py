@@ -1,12 +1,10 @@
-"""Benchmark section `secure`: times and bytes of one exchange of secure sums."""
+"""Table `secure`: times and bytes of one exchange of secure sums."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,13 +27,11 @@ from fldb_flower.secure.report import SCALE, Header, integers_of, make_report
 from fldb_flower.secure.statistics import Shared, parts_of, size_of
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.wire.codec import encode_broadcast
-from simulations.local_vaults import VAULT, Secure, create_vaults
+from simulations.benchmark import seconds
+from simulations.local_federation import VAULT, Secure, create_vaults
 
 SIZES = ((5, 100), (5, 1_000), (5, 10_000), (64, 1_000))
 """Number of features, and of devices."""
-
-ANSWERS = 20
-_MULTIPLIER = 20.0
 
 
 def secure(repetitions: int = 9) -> pd.DataFrame:
@@ -80,7 +76,7 @@ class _Case:
             "devices-helper": "http://127.0.0.1:1", "devices-helper-key": str(public),
             "devices-helper-token": str(public),
         }  # fmt: skip
-        self._settings: Settings = from_flat(values, "the benchmark")
+        self._settings: Settings = from_flat(values, "a measurement")
         theta = np.zeros(dimension)
         estimate = Estimate(theta, np.eye(dimension))
         self._broadcast = Broadcast(PlayRequest(1, 1, estimate), theta, hessian=True)
@@ -100,7 +96,7 @@ class _Case:
             task=self._config.task,
             number=self._number,
             numbers=size_of(self._broadcast, make_form(self._settings)),
-            sigma=round(_MULTIPLIER * SCALE),
+            sigma=20 * SCALE,
             key=self._helper.keys().key,
             broadcast=hashlib.sha256(self._content).digest(),
         )
@@ -120,10 +116,10 @@ class _Case:
             time.sleep(0.002)  # exchanges are later than the ledger
             for _ in range(repetitions):
                 for each in (store, private):
-                    _answer(each, draw.normal(size=(ANSWERS, self._dimension)))
-                plain.append(_seconds(lambda: agent.fit([vector], {**own, "duels": 0})))
+                    _answer(each, draw.normal(size=(20, self._dimension)))
+                plain.append(seconds(lambda: agent.fit([vector], {**own, "duels": 0})))
                 request = Request(REPORT, self.header(), self._helper.keys(), 0, self._content)
-                vault.append(_seconds(functools.partial(self._reply, keeper, request.to_bytes())))
+                vault.append(seconds(self._reply, keeper, request.to_bytes()))
         return 1000 * median(plain), 1000 * median(vault)
 
     def _reply(self, vault: Vault, content: bytes) -> None:
@@ -138,7 +134,7 @@ class _Case:
         request = SumRequest(header, "sum", (devices,), tuple(each.sealed for each in reports))
         content = request.to_bytes()
         answers: list[bytes] = []
-        helper = _seconds(lambda: answers.append(self._helper.answer(content)))
+        helper = seconds(lambda: answers.append(self._helper.answer(content)))
 
         def add() -> None:
             own = discrete_gaussian(np.full((1, header.numbers), float(header.sigma)))
@@ -146,15 +142,9 @@ class _Case:
             for report in reports:
                 total[0] += report.masked
 
-        server = _seconds(add)
+        server = seconds(add)
         self._helper.close()
         return helper, server, len(content)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def _answer(store: DuelStore, differences: Any) -> None:

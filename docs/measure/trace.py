@@ -41,7 +41,7 @@ def traced(play: Callable[[], None]) -> set[str]:
             sys.setprofile(None)
             threading.setprofile(None)
 
-    Federation.exchange = watched  # type: ignore[method-assign]
+    Federation.exchange = watched  # type: ignore[assignment, method-assign]
     try:
         play()
     finally:
@@ -58,7 +58,7 @@ def simulated(engine: str) -> None:
 
 def devices() -> None:
     """Play two rounds with three devices."""
-    from test_devices import Federation as Devices  # noqa: PLC0415
+    from test_devices import Federation as Devices  # type: ignore[import-not-found]  # noqa: PLC0415
 
     from strategies import device_rounds  # noqa: PLC0415
 
@@ -73,7 +73,7 @@ def devices() -> None:
 
 def secure() -> None:
     """Play two rounds with three devices, a helper and secure sums."""
-    from secure_federation import SecureFederation  # noqa: PLC0415
+    from secure_federation import SecureFederation  # type: ignore[import-not-found]  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder, SecureFederation(Path(folder)) as federation:
         for _ in range(2):

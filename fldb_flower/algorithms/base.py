@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +44,7 @@ share, the next Newton step corrects it.
 """
 _FIXED = frozenset({"theta_sync", "theta_hat", "information"})  # arrays whose shape is fixed
 
+_REPORTS = 50  # of the regret in a run of independent agents
 _FIRST_EXCHANGES = 50  # limit for the first minimiser; six are usual
 
 
@@ -114,15 +114,7 @@ class Algorithm(ABC):
         return PlayRequest(round_.first, round_.last, self.estimate)
 
     def round(self, federation: Federation, round_: Round) -> None:
-        """Let the agents play a round, learn from its duels and acknowledge them.
-
-        Raises
-        ------
-        ConvergenceError
-            The estimate diverges. The state is unchanged.
-        DataError
-            :meth:`learn` returned what is not a part of the state.
-        """
+        """Let the agents play a round, learn from its duels and acknowledge them."""
         if not round_.learns:
             federation.exchange(Broadcast(self.play(round_), None, final=True))
             federation.acknowledge()
@@ -174,6 +166,28 @@ class Algorithm(ABC):
     def restore(self, state: State) -> None:
         """Resume from what :meth:`state` returned, with identical numbers."""
         self.arrays = {name: np.array(state[name]) for name in self.arrays}
+
+
+class Independent(Algorithm):
+    """The agents play on their own; the server collects the regret only.
+
+    LDB, FLDB-Personal without exchanges, and uniform pairs.
+    """
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield about 50 equal parts of the run, each of which ends with a report."""
+        horizon = self.settings.horizon
+        stride = -(-horizon // _REPORTS)
+        for number, first in enumerate(range(1, horizon + 1, stride), start=1):
+            yield Round(number, first, min(first + stride - 1, horizon), learns=False)
+
+    def play(self, round_: Round) -> PlayRequest:
+        """Return a request without an estimate."""
+        return PlayRequest(round_.first, round_.last)
+
+    def learn(self, federation: Federation, round_: Round) -> State:
+        """Return no change: no round learns."""
+        return {}
 
 
 class Online(Algorithm):
@@ -275,7 +289,6 @@ class Online(Algorithm):
             self.first_ridge,
             tolerance=self._tolerance,
             max_exchanges=_FIRST_EXCHANGES,
-            or_closest=True,
         )
 
     def _first_step(self, federation: Federation, round_: Round) -> Minimum:
@@ -319,8 +332,6 @@ def without_noise(upload: Upload) -> Upload:
 
 def _require_finite(state: State) -> None:
     """Raise a FloatingPointError if a number is NaN or infinite."""
-    if math.isfinite(sum(float(np.vdot(array, array)) for array in state.values())):
-        return  # the usual case: one pass; squares of large numbers may overflow
     for name, array in state.items():
         if not np.isfinite(array).all():
             raise FloatingPointError(f"{name} is not finite")

@@ -63,7 +63,7 @@ class FLDBGD(Algorithm):
         if settings.solver == "newton":
             return newton(
                 evaluate, start, theta, ridge,
-                information=information, settled=_SETTLED, or_closest=True,
+                information=information, settled=_SETTLED,
             ).theta  # fmt: skip
         if settings.solver == "lbfgs":
             return lbfgs(

@@ -28,14 +28,15 @@ class FLDBPersonal(Algorithm):
 
     The model is ``theta_i ~ N(theta, v I)``. In each round an agent receives the sums of all
     shares, subtracts its own, and estimates theta_i from its own duels with the prior that the
-    sums give (:mod:`fldb_flower.bandit.personal`). It returns the change of its share since its
+    sums give (:mod:`fldb_flower.bandit.estimates`). It returns the change of its share since its
     last upload that was counted, so the sums contain the last counted share of each agent::
 
         A = lambda_0 I + sum M_i,    c = sum m_i
 
     The heterogeneity v is estimated from the log losses of answers, under each of 11 values of v,
     that agents predicted before they learned from them
-    (:func:`~fldb_flower.bandit.prior.mean_variance`); or it is the setting ``personal_variance``.
+    (:func:`~fldb_flower.bandit.prior.mean_variance`); or it is the setting
+    ``personal_variance``.
 
     The state has ``theta_sync``, the common mean ``A^-1 c``; ``information``, the sum of M_i;
     ``shift``, c; ``losses``, the total log loss for each v, (11,); ``offered``, the mean squared
@@ -168,17 +169,7 @@ class FLDBPersonal(Algorithm):
         return change, {"pooled": pooled, "linear": linear, "loss_noise": variance}
 
     def variance(self, losses: Array, answers: float, scale: float) -> float:
-        """Return v, in units of ``1 / scale``.
-
-        Parameters
-        ----------
-        losses : Array
-            Total excess log loss under each v, (11,).
-        answers : float
-            Answers per agent.
-        scale : float
-            Unit of squared features.
-        """
+        """Return v, in units of ``1 / scale``."""
         known = self.settings.personal_variance
         value = mean_variance(losses, answers) if known == AUTO else float(known) * scale
         return max(value, self._least)
@@ -195,24 +186,6 @@ def noisy_losses(losses: Array, variance: float) -> Array:
     The logarithm of the likelihood ratio of the hypotheses is ``R D / s^2``, up to a constant,
     instead of D without noise. R is the range of the losses after the share that noise explains is
     removed (:func:`~fldb_flower.linalg.noisy.shrunk`).
-
-    Parameters
-    ----------
-    losses : Array
-        Total log loss under each v, (11,), with noise.
-    variance : float
-        s^2.
-
-    Examples
-    --------
-    A range of 5 is less than noise of deviation 100 explains, and more than that of deviation 1:
-
-    >>> import numpy as np
-    >>> from fldb_flower.algorithms.personal import noisy_losses
-    >>> float(np.ptp(noisy_losses(np.arange(11.0) / 2.0, 100.0**2)))
-    0.0
-    >>> float(np.ptp(noisy_losses(np.arange(11.0) / 2.0, 1.0)).__round__(2))
-    3.0
     """
     signal = shrunk(losses - losses.mean(), math.sqrt(variance))
     weight = min(1.0, float(np.ptp(signal)) / variance) if variance > 0.0 else 1.0

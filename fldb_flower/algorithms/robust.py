@@ -24,13 +24,6 @@ def combine(uploads: Sequence[Upload], how: str) -> Upload:
     total weight, whatever number it claims.
 
     Matrices are summed: :mod:`fldb_flower.federation.plausibility` bounds each one.
-
-    Parameters
-    ----------
-    uploads : sequence of Upload
-        At least one, in an order independent of their arrival.
-    how : {"none", "trimmed"}
-        A plain sum, or a trimmed mean.
     """
     whole = total(uploads)
     nonempty = [upload for upload in uploads if upload.num_duels]

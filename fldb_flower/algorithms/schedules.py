@@ -32,15 +32,7 @@ class Round(NamedTuple):
 
 
 def periodic(tau: int) -> Iterator[int]:
-    """Return tau, 2 tau, 3 tau, ... (Algorithm 1, line 10).
-
-    Examples
-    --------
-    >>> from itertools import islice
-    >>> from fldb_flower.algorithms.schedules import periodic
-    >>> list(islice(periodic(5), 3))
-    [5, 10, 15]
-    """
+    """Return tau, 2 tau, 3 tau, ... (Algorithm 1, line 10)."""
     tau = check_value("tau", tau)
     return itertools.count(tau, tau)
 
@@ -50,13 +42,6 @@ def geometric(ratio: float) -> Iterator[int]:
 
     This schedule is not in the paper. A new estimate matters once the number of duels has grown
     by a factor, because then W has changed enough.
-
-    Examples
-    --------
-    >>> from itertools import islice
-    >>> from fldb_flower.algorithms.schedules import geometric
-    >>> list(islice(geometric(1.5), 8))
-    [1, 2, 3, 4, 6, 8, 12, 18]
     """
     return _powers(check_value("schedule.ratio", ratio))
 
@@ -74,15 +59,7 @@ def _powers(ratio: float) -> Iterator[int]:
 
 
 def round_ends(settings: Settings) -> Iterator[int]:
-    """Return the iterations at which a round ends, ascending, up to the horizon.
-
-    Examples
-    --------
-    >>> from fldb_flower.algorithms.schedules import round_ends
-    >>> from fldb_flower.settings import Settings
-    >>> list(round_ends(Settings(horizon=11, tau=4)))
-    [4, 8]
-    """
+    """Return the iterations at which a round ends, ascending, up to the horizon."""
     schedule = settings.schedule
     ends = periodic(settings.tau) if schedule.name == "periodic" else geometric(schedule.ratio)
     return itertools.takewhile(lambda end: end <= settings.horizon, ends)
@@ -92,24 +69,6 @@ def rounds(settings: Settings) -> Iterator[Round]:
     """Yield the rounds of a run, which together play every iteration once.
 
     The first is t = 1 alone, which gives the first estimate.
-
-    Yields
-    ------
-    Round
-        The next round.
-
-    Examples
-    --------
-    With tau = 4 and T = 11, iteration 1 is played alone, and iterations 9 to 11 are only played:
-
-    >>> from fldb_flower.algorithms.schedules import rounds
-    >>> from fldb_flower.settings import Settings
-    >>> for each in rounds(Settings(horizon=11, tau=4)):
-    ...     print(each.number, each.first, each.last, each.learns)
-    0 1 1 True
-    1 2 4 True
-    2 5 8 True
-    3 9 11 False
     """
     ends = round_ends(settings)
     first = next(ends, None)

@@ -18,7 +18,7 @@ from fldb_flower.bandit.newton import RESTART, is_too_long, shortened
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array, import_torch
-from fldb_flower.linalg.forms import times, trace
+from fldb_flower.linalg.forms import form_of, times, trace
 from fldb_flower.linalg.linear import solve
 
 Evaluate = Callable[[Array], Upload]
@@ -58,37 +58,36 @@ def newton(
     tolerance: float = TOLERANCE,
     settled: float = 0.0,
     max_exchanges: int = MAX_EXCHANGES,
-    or_closest: bool = False,
 ) -> Minimum:
-    r"""Minimise by damped Newton steps (:mod:`fldb_flower.bandit.newton`).
+    """Minimise by damped Newton steps (:mod:`fldb_flower.bandit.newton`).
 
-    Uploads carry the Hessian; no loss is needed. With Hessians in another form than full, the
-    steps are those of L-BFGS with the inverse of that matrix as initial approximation.
-
-    Parameters
-    ----------
-    evaluate, start, theta, ridge
-        One exchange, the upload at ``theta``, the starting point, (d,), and the ridge, above 0.
-    information : Array, optional
-        W of all duels; by default that of ``start``.
-    tolerance : float
-        Decrement per duel below which a point counts as the minimiser.
-    settled : float
-        Decrement per duel below which a step is taken without an exchange to verify it.
-    max_exchanges : int
-        Maximum number of exchanges.
-    or_closest : bool
-        After that number, log a warning and return the point with the smallest decrement,
-        instead of raising. Uploads of faulty nodes need not belong to any loss.
-
-    Raises
-    ------
-    ConvergenceError
-        The decrement did not become small enough.
+    ``start`` is the upload at ``theta``. Uploads carry the Hessian; no loss is needed. With
+    diagonals of Hessians, the steps are those of L-BFGS with their inverse as initial
+    approximation. ``information`` is W of all duels, by default that of ``start``. With a decrement
+    per duel below ``tolerance``, a point counts as the minimiser; below ``settled``, a step is
+    taken without an exchange to verify it. After ``max_exchanges``, a warning is logged and the
+    point with the smallest decrement is returned: uploads of faulty nodes need not belong to any
+    loss.
     """
     information = start.information if information is None else information
     search = _Newton(evaluate, start, theta, ridge, trace(information))
-    return search.run(tolerance, settled, max_exchanges, or_closest=or_closest)
+    smallest, closest = math.inf, Minimum(theta, start)
+    while True:
+        here = Minimum(search.theta, search.upload)
+        gradient = here.upload.gradient + ridge * here.theta
+        step = -search.direction(gradient)
+        slope = gradient @ step  # below 0
+        decrement, unit = -slope, search.unit(here.theta + step)
+        if decrement <= tolerance * unit:
+            return here
+        if decrement <= settled * unit:
+            return Minimum(here.theta + step, here.upload)
+        if decrement < smallest:
+            smallest, closest = decrement, here
+        if not search.advance(gradient, step, slope, max_exchanges):
+            error = _not_found(_norm(gradient), here.upload, max_exchanges)
+            _LOG.warning("%s; the closest point is used", error)
+            return closest
 
 
 class _Newton:
@@ -98,68 +97,45 @@ class _Newton:
         self, evaluate: Evaluate, start: Upload, theta: Array, ridge: float, total: float
     ) -> None:
         self._evaluate, self._ridge, self._trace = evaluate, ridge, total  # of W
-        self._theta, self._upload, self._exchanges = theta, start, 0
+        self.theta, self.upload, self._exchanges = theta, start, 0
         self._may_restart = bool(np.any(theta != 0))
-        history = _LBFGS_HISTORY if np.ndim(start.hessian) == 1 else 0
+        history = _LBFGS_HISTORY if form_of(start.hessian).is_diagonal else 0
         # Pairs of a step and its change of the gradient.
         self._secants: deque[tuple[Array, Array]] = deque(maxlen=history)
 
-    def run(
-        self, tolerance: float, settled: float, max_exchanges: int, *, or_closest: bool
-    ) -> Minimum:
-        smallest, closest = math.inf, Minimum(self._theta, self._upload)
-        while True:
-            here = Minimum(self._theta, self._upload)
-            gradient = here.upload.gradient + self._ridge * here.theta
-            step = -self._direction(gradient)
-            slope = gradient @ step  # below 0
-            decrement, unit = -slope, self._unit(here.theta + step)
-            if decrement <= tolerance * unit:
-                return here
-            if decrement <= settled * unit:
-                return Minimum(here.theta + step, here.upload)
-            if decrement < smallest:
-                smallest, closest = decrement, here
-            if not self._advance(gradient, step, slope, max_exchanges):
-                error = _not_found(_norm(gradient), here.upload, max_exchanges)
-                if not or_closest:
-                    raise error
-                _LOG.warning("%s; the closest point is used", error)
-                return closest
-
-    def _unit(self, theta: Array) -> float:
+    def unit(self, theta: Array) -> float:
         """Return the number of duels, or less if the Hessian here is tiny."""
-        hessian = self._upload.hessian
+        hessian = self.upload.hessian
         mean = trace(hessian) / self._trace if self._trace else 0.0
         square = theta @ (times(hessian, theta) + self._ridge * theta)
-        duels = max(self._upload.num_duels, 1)
+        duels = max(self.upload.num_duels, 1)
         return min(_SMALL * (mean * duels + float(square)), duels)
 
-    def _advance(self, gradient: Array, step: Array, slope: Array, max_exchanges: int) -> bool:
+    def advance(self, gradient: Array, step: Array, slope: Array, max_exchanges: int) -> bool:
         """Move along a step, or to 0; return False if no exchange is left."""
-        length, trial, restarts = 1.0, self._theta + step, False
+        length, trial, restarts = 1.0, self.theta + step, False
         while self._exchanges < max_exchanges:
             self._exchanges += 1
             upload = self._evaluate(trial)
             end_gradient = upload.gradient + self._ridge * trial
             end_slope = end_gradient @ step
             if restarts or not is_too_long(slope, end_slope):
-                self._secants.append((trial - self._theta, end_gradient - gradient))
-                self._theta, self._upload = trial, upload
+                self._secants.append((trial - self.theta, end_gradient - gradient))
+                self.theta, self.upload = trial, upload
                 return True
             length = shortened(length, slope, end_slope)
             restarts = self._may_restart and bool(length < RESTART)
             self._may_restart &= not restarts
-            trial = np.zeros_like(self._theta) if restarts else self._theta + length * step
+            trial = np.zeros_like(self.theta) if restarts else self.theta + length * step
         return False
 
-    def _direction(self, gradient: Array) -> Array:
+    def direction(self, gradient: Array) -> Array:
         """Return ``(H + ridge I)^-1 gradient``, corrected by past steps.
 
         The two loops of L-BFGS (Nocedal and Wright 2006, Algorithm 7.4), with the inverse of the
         Hessian's form in the middle.
         """
-        hessian = self._upload.hessian
+        hessian = self.upload.hessian
         usable = [
             (step, change, 1.0 / (step @ change))
             for step, change in self._secants
@@ -199,13 +175,6 @@ def lbfgs(
 
     Each call of its closure is one exchange; uploads carry the loss. The unit of features is a
     power of 2, about the root mean square of the duels' lengths by W, ``information``.
-
-    Raises
-    ------
-    SettingsError
-        PyTorch is not installed.
-    ConvergenceError
-        The gradient norm per duel stayed above `MAX_GRADIENT`.
     """
     torch = import_torch("solver=lbfgs", "solver=newton")
     information, duels = start.information if information is None else information, start.num_duels

@@ -19,16 +19,8 @@ class DuelLog:
     """Duels in order of iteration. Those after iteration ``counted`` are fresh.
 
     Differences are stored as (d, duels), because passes over all duels are then three times
-    faster. Methods take and return (duels, d).
-
-    Parameters
-    ----------
-    agents, dimension : int
-        Number of agents and of features.
-    keep : bool
-        Whether duels are kept after the server has counted them (for a loss over all duels).
-    arrays : Arrays, optional
-        Backend of the duels; NumPy by default.
+    faster. Methods take and return (duels, d). With ``keep``, duels are kept after the server has
+    counted them (for a loss over all duels).
     """
 
     def __init__(
@@ -129,21 +121,18 @@ class DuelLog:
             "position": np.array([self._start, self.counted]),
             "differences": to_numpy(copy(self._differences[:, span])),
             "preferences": to_numpy(copy(self._preferences[span])),
-            "regrets": self._outcomes[: self._kept, 0].copy(),
-            "predictions": self._outcomes[: self._kept, 1:].copy(),
+            "outcomes": self._outcomes[: self._kept].copy(),
         }
 
     def restore(self, state: dict[str, Array]) -> None:
         """Restore what :meth:`state` returned."""
         self._start, self.counted = (int(number) for number in state["position"])
         self.settled = 0
-        self._kept = state["regrets"].size
+        self._kept = len(state["outcomes"])
         if self._kept:
             self._differences = self._arrays.make(np.array(state["differences"]))
             self._preferences = self._arrays.make(np.array(state["preferences"]))
-            self._outcomes = np.zeros((self._kept, len(OUTCOMES)))
-            self._outcomes[:, 0] = state["regrets"]
-            self._outcomes[:, 1:] = state["predictions"]
+            self._outcomes = np.array(state["outcomes"])
 
 
 def clipped(differences: Array, longest: float) -> Array:

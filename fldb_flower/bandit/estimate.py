@@ -35,13 +35,7 @@ class Estimate:
 
     @cached_property
     def whitener(self) -> Whitener:
-        """C with ``||x||_{W^-1} = ||x C||_2`` for the matrix W, computed once for all agents.
-
-        Raises
-        ------
-        DataError
-            The matrix is not positive definite.
-        """
+        """C with ``||x||_{W^-1} = ||x C||_2`` for the matrix W, computed once for all agents."""
         try:
             return whiten(self.information)
         except np.linalg.LinAlgError:

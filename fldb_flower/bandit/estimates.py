@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import numpy as np
 
 from fldb_flower.bandit.newton import Prior, hessian_of, logits_of, minimise, not_found, times
 from fldb_flower.bandit.online import learn_duel, next_fit
 from fldb_flower.bandit.preference import link, losses, residuals
-from fldb_flower.bandit.prior import LONGEST, MAX_EXCESS, VARIANCES, CommonPrior, longest_shift
+from fldb_flower.bandit.prior import (
+    LONGEST,
+    MAX_EXCESS,
+    VARIANCES,
+    CommonPrior,
+    ShareChange,
+    longest_shift,
+)
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.linalg.linear import solve, whiten
 
@@ -186,16 +192,6 @@ class LocalEstimates(OwnEstimates):
         self._basis = basis if basis.shape[1] else None
 
 
-class Shares(NamedTuple):
-    """What agents have contributed to the sums of the server."""
-
-    precision: Array  # M_i of each agent, (agents, d, d)
-    shift: Array  # m_i of each agent, (agents, d)
-    losses: Array  # excess log loss under each v, of all agents, (11,), or of each, (agents, 11)
-    squares: Array  # mean squared length of the differences offered, summed over answers, (agents,)
-    members: Array  # 1 for each agent that has contributed, (agents,)
-
-
 class PersonalEstimates(OwnEstimates):
     """Estimates of agents with a common prior, ``theta_i ~ N(theta, v I)``.
 
@@ -229,7 +225,7 @@ class PersonalEstimates(OwnEstimates):
         self._hessian, self._linear = make(agents, dimension, dimension), make(agents, dimension)
         self._grid = self._arrays.make(np.array(VARIANCES))
 
-    def receive(self, prior: CommonPrior, counted: Shares, scale: Array) -> None:
+    def receive(self, prior: CommonPrior, counted: ShareChange, scale: Array) -> None:
         """Use a prior from now on; see :meth:`set_prior`.
 
         The estimates take one Newton step to their new minimisers, with the summaries of their
@@ -239,11 +235,11 @@ class PersonalEstimates(OwnEstimates):
         target = times(self._prior.precision, self._prior.mean) + self._linear
         self.theta = solve(self.posterior, target)
 
-    def set_prior(self, prior: CommonPrior, counted: Shares, scale: Array) -> None:
+    def set_prior(self, prior: CommonPrior, counted: ShareChange, scale: Array) -> None:
         """Compute Q and the mean from the shares of the other agents.
 
-        ``counted`` are the agents' own shares that the sums of the prior contain, and ``scale`` is
-        that of each agent, (agents,).
+        ``counted`` are the agents' own shares that the sums of the prior contain, (agents, ...),
+        and ``scale`` is that of each agent, (agents,).
         """
         make, xp = self._arrays.make, self._arrays.xp
         self._scale, self._ridge = scale, self._relative_ridge * scale
@@ -334,7 +330,8 @@ class PersonalEstimates(OwnEstimates):
         """Return ``M_i = H_i (I + v H_i)^-1`` and ``m_i = (I + v H_i)^-1 b_i``.
 
         Two bounds limit the influence of one agent: ``0 <= M_i <= I / v``, and the length of m_i
-        (:func:`~fldb_flower.bandit.prior.longest_shift`). Before, theta_i is fitted to all duels.
+        (:func:`~fldb_flower.bandit.prior.longest_shift`). Before, theta_i is fitted to all
+        duels.
         """
         if self._fitted < self._count:
             self._fit()

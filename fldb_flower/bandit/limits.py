@@ -49,16 +49,7 @@ _VECTORS = {"gradient", "shift"}
 
 
 def typical_sizes(answers: int, longest: float, dimension: int) -> dict[str, float]:
-    """Return the typical norms of a person's statistics, by part.
-
-    Examples
-    --------
-    One duel of length 2 has W = phi phi^T of norm 4:
-
-    >>> from fldb_flower.bandit.limits import typical_sizes
-    >>> typical_sizes(1, 2.0, 5)["information"]
-    4.0
-    """
+    """Return the typical norms of a person's statistics, by part."""
     matrix = longest**2 * math.sqrt(answers + answers * (answers - 1) / dimension)
     return {
         "gradient": longest * math.sqrt(CURVATURE * answers),
@@ -70,18 +61,10 @@ def typical_sizes(answers: int, longest: float, dimension: int) -> dict[str, flo
 def typical_share_sizes(
     answers: int, fresh: int, longest: float, dimension: int, variance: float
 ) -> dict[str, float]:
-    """Return the typical norms of a person's share, by part.
+    """Return the typical norms of a person's share, by part, for v in squared units of theta.
 
-    Parameters
-    ----------
-    answers, fresh : int
-        Number of the person's answers, and of those whose log losses are new.
-    longest : float
-        L.
-    dimension : int
-        d.
-    variance : float
-        v, in squared units of theta.
+    ``answers`` is the number of the person's answers, and ``fresh`` of those whose log losses are
+    new.
     """
     hessian = typical_sizes(answers, longest, dimension)["hessian"]
     each = answers * CURVATURE * longest**2 / dimension
@@ -93,14 +76,7 @@ def typical_share_sizes(
 
 
 def weights_of(parts: Iterable[str], unused: Iterable[str] = ()) -> dict[str, float]:
-    """Return the weights of parts in the squared length of a person's vector; they sum to 1.
-
-    Examples
-    --------
-    >>> from fldb_flower.bandit.limits import weights_of
-    >>> weights_of(["gradient", "information", "hessian"])
-    {'gradient': 0.5, 'information': 0.25, 'hessian': 0.25}
-    """
+    """Return the weights of parts in the squared length of a person's vector; they sum to 1."""
     unused = set(unused)
     shares = {part: 2.0 if part in _VECTORS else 1.0 for part in parts}
     used = sum(share for part, share in shares.items() if part not in unused)
@@ -116,17 +92,7 @@ def units_of(sizes: Mapping[str, float], weights: Mapping[str, float]) -> dict[s
 
 
 def factors(parts: Mapping[str, Array], units: Mapping[str, float]) -> Array:
-    """Return the factor c of each person, (agents,).
-
-    Examples
-    --------
-    Vectors of length 5 and 0.5:
-
-    >>> import numpy as np
-    >>> from fldb_flower.bandit.limits import factors
-    >>> factors({"gradient": np.array([[3.0, 4.0], [0.3, 0.4]])}, {"gradient": 1.0})
-    array([0.2, 1. ])
-    """
+    """Return the factor c of each person, (agents,)."""
     squares: Array | float = 0.0
     for name, part in parts.items():
         flat = part.reshape(len(part), -1) / units[name]

@@ -49,8 +49,8 @@ class Prior(NamedTuple):
     with points of any dimension and the mean 0.
     """
 
-    precision: Array | float
-    mean: Array | float = 0.0
+    precision: Array
+    mean: Array = 0.0
     name: str = ""  # of Q in error messages
     remedy: str = ""  # what to use if there is no minimum
 

@@ -1,6 +1,6 @@
 """Learning from one more duel between two fits to all own duels: O(d^2) per agent.
 
-Agents that keep their own duels fit theta_i to all of them (:mod:`fldb_flower.bandit.local_newton`)
+Agents that keep their own duels fit theta_i to all of them (:mod:`fldb_flower.bandit.newton`)
 after each duel, or only after a growing number of duels (``refit_ratio``). Between two fits, the
 losses of the earlier duels are replaced by their second-order expansions, so that an agent's
 objective is a quadratic plus the loss of the newest duel. Its minimiser is exact: theta_i moves
@@ -50,22 +50,9 @@ class Expansion(NamedTuple):
 def learn_duel(theta: Array, whiteners: Array, differences: Array, preferences: Array) -> Expansion:
     """Add the loss of one duel to each agent's quadratic, and update its minimiser, in place.
 
-    With the precision P of the quadratic, the new minimiser is ``theta + (y - mu(z)) P^-1 x``.
-    Then ``P <- P + mu'(z) x x^T``.
-
-    Parameters
-    ----------
-    theta : Array
-        Minimisers of the quadratics, (agents, d).
-    whiteners : Array
-        C of each agent with ``P^-1 = C C^T``, (agents, d, d).
-    differences, preferences : Array
-        The duels x, (agents, d), and the answers y, (agents,).
-
-    Returns
-    -------
-    Expansion
-        Of the duels' losses.
+    With the precision P of the quadratic, the new minimiser is ``theta + (y - mu(z)) P^-1 x``. Then
+    ``P <- P + mu'(z) x x^T``. The minimisers are (agents, d), the whiteners C with ``P^-1 = C C^T``
+    (agents, d, d), and the duels x and answers y (agents, d) and (agents,).
     """
     xp = namespace(theta)
     seen = (differences[:, None, :] @ whiteners)[:, 0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates, Shares
+from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates
 from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.prior import (
     LONGEST,
@@ -177,7 +177,7 @@ class PersonalPolicy(Policy):
         zeros = arrays.zeros
         rows = () if self._clip is None else (agents,)
         losses, none = zeros(*rows, len(VARIANCES)), zeros(agents)
-        self._counted = Shares(zeros(agents, d, d), zeros(agents, d), losses, none, none)
+        self._counted = ShareChange(zeros(agents, d, d), zeros(agents, d), losses, none, none)
         self._sent, self._sent_after = self._counted, 0
         self._losses, self._squares, self._offers = losses, none, 0
         self._prior = CommonPrior(np.zeros((d, d)), np.zeros(d), START, 0.0)
@@ -225,7 +225,7 @@ class PersonalPolicy(Policy):
             if units is not None:
                 precision, shift = self._limited(precision, shift, units)
             members = self._arrays.zeros(len(precision)) + 1.0
-            self._sent = Shares(precision, shift, self._losses, self._squares, members)
+            self._sent = ShareChange(precision, shift, self._losses, self._squares, members)
             self._sent_after = played
         xp, sent, counted = self._arrays.xp, self._sent, self._counted
         changes = (new - old for new, old in zip(sent, counted, strict=True))
@@ -266,7 +266,7 @@ class PersonalPolicy(Policy):
         make = self._arrays.make
         for name in ("counted", "sent"):
             arrays = part_of(state, name).values()
-            setattr(self, f"_{name}", Shares(*(make(np.array(array)) for array in arrays)))
+            setattr(self, f"_{name}", ShareChange(*(make(np.array(array)) for array in arrays)))
         precision, shift, variance, scale = part_of(state, "prior").values()
         self._prior = CommonPrior(precision, shift, float(variance), float(scale))
         own = part_of(state, "own")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,47 +44,28 @@ def scale_of(squared_length: Array) -> Array:
 
 
 class CommonPrior(NamedTuple):
-    """What agents need for their own priors, ``theta_i ~ N(theta, v I)``.
+    """What agents need for their own priors, ``theta_i ~ N(theta, v I)``."""
 
-    Attributes
-    ----------
-    precision : Array
-        Sum of all agents' shares M_i, (d, d). With ``lambda_0 I`` it is A.
-    shift : Array
-        c, the sum of all agents' shares m_i, (d,).
-    variance : float
-        v, in units of ``1 / scale``.
-    scale : float
-        Unit of squared features (:func:`scale_of`); 0 if the server does not know it yet. Then
-        each agent uses the scale of the arms that it has seen.
-    """
-
-    precision: Array
-    shift: Array
-    variance: float
+    precision: Array  # sum of all agents' shares M_i, (d, d); with `lambda_0 I` it is A
+    shift: Array  # c, the sum of all agents' shares m_i, (d,)
+    variance: float  # v, in units of `1 / scale`
+    # Unit of squared features (:func:`scale_of`); 0 if the server does not know it yet. Then each
+    # agent uses the scale of the arms that it has seen.
     scale: float
 
 
 class ShareChange(NamedTuple):
-    """The change of a sum of shares since the last upload that was counted.
+    """Shares of FLDB-Personal: the change of their sum since the last upload that was counted.
 
-    Attributes
-    ----------
-    precision, shift : Array
-        Change of the sum of M_i, (d, d), and of m_i, (d,).
-    losses : Array
-        Excess log loss of the new answers under each v, (11,).
-    squares : float
-        Mean squared length of the differences offered, summed over the new answers.
-    members : float
-        Change of the number of agents with a share.
+    Inside a block of agents, the arrays have the shares of each agent, (agents, ...).
     """
 
-    precision: Array
-    shift: Array
-    losses: Array
-    squares: float
-    members: float
+    precision: Array  # of the sum of M_i, (d, d)
+    shift: Array  # of the sum of m_i, (d,)
+    losses: Array  # excess log loss of the new answers under each v, (11,)
+    # Mean squared length of the differences offered, summed over the new answers.
+    squares: Any
+    members: Any  # of the number of agents with a share; 1 for each that has one
 
 
 def sum_of_changes(changes: Sequence[ShareChange]) -> ShareChange:
@@ -105,20 +86,13 @@ def longest_shift(dimension: int, ridge: Array, variance: Array, longest: float 
 
 
 def mean_variance(losses: Array, answers: float) -> float:
-    """Return the estimate of v, in units of ``1 / scale``.
+    """Return the estimate of v, in units of ``1 / scale``, from the total excess log losses, (11,).
 
     It is the mean of v over a tempered posterior: the weight of each of the :data:`VARIANCES` is
     ``v^-0.15 exp(-eta loss)``, with ``eta = n / (n + 40)`` for n answers per agent. If v is too
     small, agents that differ lose much more than agents that are alike lose if v is too large. A
     mean of v, not of its logarithm, takes account of that, and so does eta: with few answers per
     agent, the log losses favour a small v too early.
-
-    Parameters
-    ----------
-    losses : Array
-        Total excess log loss under each v, (11,).
-    answers : float
-        Answers per agent.
     """
     eta = answers / (answers + HALF_WEIGHT)
     weights = VARIANCES**-SLOPE * np.exp(-eta * (losses - losses.min()))

@@ -68,21 +68,8 @@ def shared_generator(seed: int, name: str) -> np.random.Generator:
 class StreamReader:
     """A generator that continues any SFC64 stream from its position.
 
-    Parameters
-    ----------
-    direct : bool
-        Whether to write the position to the generator's memory. Setting NumPy's property ``state``
-        takes ten times as long. It is used with False, and if NumPy stores the state differently.
-
-    Examples
-    --------
-    >>> from fldb_flower.bandit.streams import StreamReader, keyed_generator, position_of
-    >>> reader, stream = StreamReader(), keyed_generator(0, 1, 7, "arms")
-    >>> reader.position = position_of(stream)
-    >>> bool(reader.generator.random() == stream.random())
-    True
-    >>> reader.position == position_of(stream)
-    True
+    With ``direct``, it writes the position to the generator's memory: setting NumPy's property
+    ``state`` takes ten times as long. That is used if NumPy stores the state differently.
     """
 
     def __init__(self, direct: bool = True) -> None:
@@ -113,14 +100,7 @@ class StreamReader:
 
 
 def position_of(generator: np.random.Generator) -> bytes:
-    """Return the position of an SFC64 generator: four words.
-
-    Examples
-    --------
-    >>> from fldb_flower.bandit.streams import keyed_generator, position_of
-    >>> len(position_of(keyed_generator(0, 1, 7, "arms")))
-    32
-    """
+    """Return the position of an SFC64 generator: four words."""
     state: Any = generator.bit_generator.state
     words: bytes = state["state"]["state"].tobytes()
     return words

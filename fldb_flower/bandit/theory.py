@@ -77,22 +77,11 @@ def projection_radius(settings: Settings) -> float:
 
 
 def gd_regret_bound(iterations: Array, settings: Settings) -> Array:
-    r"""Return the bound of FLDB-GD's total regret up to each iteration t (paper, Theorem 4.3).
+    """Return the bound of FLDB-GD's total regret up to each iteration t (paper, Theorem 4.3).
 
     ``2 N L + 3 sqrt(2) (beta_t / kappa_mu) sqrt(2 t L)`` with
-    ``L = d log(1 + t N kappa_mu / (d lambda))``.
-
-    Parameters
-    ----------
-    iterations : Array
-        Iterations t, at least 1, of any shape. A default lambda is that of the horizon, for all t.
-    settings : Settings
-        ``num_agents``, ``dimension``, ``delta``, ``kappa_mu`` and the ridge are used.
-
-    Returns
-    -------
-    Array
-        Sum over the N agents, same shape as ``iterations``.
+    ``L = d log(1 + t N kappa_mu / (d lambda))``, summed over the N agents, for iterations of any
+    shape. A default lambda is that of the horizon, for all t.
     """
     t = _floats(iterations)
     growth = _growth(t, settings.num_agents, settings)
@@ -100,19 +89,19 @@ def gd_regret_bound(iterations: Array, settings: Settings) -> Array:
 
 
 def ogd_regret_bound(iterations: Array, settings: Settings) -> Array:
-    r"""Return the bound of FLDB-OGD's total regret for tau = 1 (paper, Theorem 4.6).
+    """Return the bound of FLDB-OGD's total regret for tau = 1 (paper, Theorem 4.6).
 
     ``2 N L + 3 sqrt(2) (beta_t / kappa_mu + E_t) sqrt(2 t L)``. Here
     ``E_t = N sqrt(N + lambda / kappa_mu) sqrt(1 + log t) / alpha`` (Lemma 4.5) bounds the distance
     of online gradient descent from the minimiser. The constants are those of Appendix F, because
     the theorem omits them. The setting ``tau`` is ignored, and ``alpha`` must be the strong
-    convexity of an iteration's loss. Parameters and result are as in :func:`gd_regret_bound`.
+    convexity of an iteration's loss.
     """
     return _ogd_bound(_floats(iterations), settings.num_agents, settings.alpha, settings)
 
 
 def periodic_ogd_regret_bound(iterations: Array, settings: Settings) -> Array:
-    r"""Return the bound of FLDB-OGD's total regret with periodic rounds (paper, Prop. 4.7).
+    """Return the bound of FLDB-OGD's total regret with periodic rounds (paper, Prop. 4.7).
 
     :func:`ogd_regret_bound` of ``T' = t / tau`` iterations and ``N' = tau N`` agents, with t
     rounded up to the end of its round.
@@ -122,8 +111,7 @@ def periodic_ogd_regret_bound(iterations: Array, settings: Settings) -> Array:
     ``E_t`` grows as ``tau^1.5``, and its term in the bound as tau. With ``step_index=iteration``
     the step is ``1 / (alpha tau t_c)``, so alpha' is ``tau alpha``: ``E_t`` grows as
     ``sqrt(tau)``, and its term is constant up to logarithms, because T' falls as ``1 / tau``. The
-    first term, ``2 N' L``, grows as tau in both cases. Parameters and result are as in
-    :func:`gd_regret_bound`.
+    first term, ``2 N' L``, grows as tau in both cases.
     """
     t = _floats(iterations)
     rounds = namespace(t).ceil(t / settings.tau)

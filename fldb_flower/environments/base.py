@@ -125,13 +125,7 @@ def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ..
 
 
 def state_arrays(environment: ChangingEnvironment) -> dict[str, Array]:
-    """Return copies of the state of an environment, as arrays.
-
-    Raises
-    ------
-    DataError
-        It is not a dict by name of what an array of numbers holds, so no checkpoint can hold it.
-    """
+    """Return copies of the state of an environment, as arrays."""
     state, place = environment.state(), f"{type(environment).__name__}.state returned"
     if not isinstance(state, dict):
         raise DataError(f"{place} {shown(state)}: must return a dict of numbers or arrays by name")

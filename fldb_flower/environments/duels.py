@@ -45,11 +45,6 @@ class Duels:
         used.
     agents : range
         Numbers of this block's agents.
-
-    Raises
-    ------
-    DataError
-        The study cannot be read, or does not fit the settings.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
@@ -206,11 +201,6 @@ def choose(study: Study, settings: Settings) -> Panel:
     """Return the people that the settings choose; see :class:`Duels`.
 
     ``environment.play``, ``horizon``, ``num_agents`` and ``dimension`` may be ``auto``.
-
-    Raises
-    ------
-    DataError
-        A setting does not fit the study.
     """
     environment, answers = settings.environment, study.answers
     play = _automatic_play(study) if environment.play == AUTO else environment.play

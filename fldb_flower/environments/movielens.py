@@ -45,11 +45,6 @@ class MovieLens:
         :mod:`~fldb_flower.environments.ratings`) are used, and ``seed`` with persistent users.
     agents : range
         Numbers of this block's agents; used with persistent users.
-
-    Raises
-    ------
-    DataError
-        There are no ratings at the path, they cannot be read, or they are too few.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:

@@ -66,12 +66,6 @@ def read_study(path: str) -> Study:
     features. ``duels.csv`` has a header and one line per answer, with the columns ``person``,
     ``first``, ``second`` (names of arms) and ``preference``, in any order. Other columns of it are
     ignored. A preference between 0 and 1 is a degree: 0.75 is three wins of the first arm in four.
-
-    Raises
-    ------
-    DataError
-        A file is missing, is not valid, or has no rows. The message has the file, the line and the
-        value.
     """
     if not path:
         raise DataError(

@@ -13,14 +13,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def finite_number(text: str) -> float | None:
-    """Return a decimal number; None for other texts, such as those that only Python reads.
-
-    Examples
-    --------
-    >>> from fldb_flower.environments.text_files import finite_number
-    >>> [finite_number(text) for text in ("-1.5e3", "1_0", "inf", "1e999")]
-    [-1500.0, None, None, None]
-    """
+    """Return a decimal number; None for other texts, such as those that only Python reads."""
     number = float(text) if _NUMBER.fullmatch(text) else math.inf
     return number if math.isfinite(number) else None
 
@@ -36,11 +29,6 @@ def read_text(path: Path, required: str, max_bytes: int = 2**30) -> str:
         End of the error message: what the file must be.
     max_bytes : int
         Largest size of the file.
-
-    Raises
-    ------
-    DataError
-        It cannot be read, or is not a text in UTF-8.
     """
     file = path
     try:

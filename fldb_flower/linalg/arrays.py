@@ -100,13 +100,7 @@ def to_numpy(array: Array) -> NDArray[Any]:
 
 
 def arrays_on(backend: str) -> Arrays:
-    """Return the arrays of a backend: numpy, or PyTorch on cpu or cuda.
-
-    Raises
-    ------
-    SettingsError
-        PyTorch is not installed, or finds no such device.
-    """
+    """Return the arrays of a backend: numpy, or PyTorch on cpu or cuda."""
     if backend == "numpy":
         return Arrays()
     torch = import_torch(f"backend={backend}", "backend=numpy")

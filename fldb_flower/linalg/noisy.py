@@ -14,54 +14,23 @@ from fldb_flower.linalg.arrays import Array, FloatArray
 
 
 def shrunk(vector: Array, deviation: float) -> Array:
-    r"""Return a vector that was observed with noise, multiplied by what noise does not explain.
+    """Return a vector that was observed with noise, multiplied by what noise does not explain.
 
-    Noise alone has a mean squared length of ``k s^2`` in k coordinates, so the factor is
-    ``max(0, 1 - k s^2 / |x|^2)``: the positive-part estimator of James and Stein up to its constant
-    ``k - 2``. The mean squared error is smaller than without the factor for k of at least 3.
-
-    References
-    ----------
-    W. James and C. Stein, "Estimation with Quadratic Loss", Berkeley Symposium, 1961.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fldb_flower.linalg.noisy import shrunk
-    >>> shrunk(np.array([6.0, 2.0]), 2.0)
-    array([4.8, 1.6])
-    >>> shrunk(np.array([2.0, 1.0]), 2.0)
-    array([0., 0.])
+    Noise alone has a mean squared length of ``k s^2`` in k coordinates, so the factor is ``max(0, 1
+    - k s^2 / |x|^2)``: the positive-part estimator of James and Stein (1961) up to its constant ``k
+    - 2``. The mean squared error is smaller than without the factor for k of at least 3.
     """
     return _share(vector, vector.size, deviation) * vector
 
 
 def denoised(matrix: Array, deviation: float) -> FloatArray:
-    r"""Return an estimate of a positive semi-definite matrix that was observed with noise.
+    """Return an estimate of a positive semi-definite matrix that was observed with noise.
 
-    The multiple of I with the same trace is kept, because its error is small: the mean eigenvalue
-    has standard deviation ``deviation / sqrt(d)``. The rest R, with ``k = d (d + 1) / 2 - 1``
-    coordinates (``d - 1`` of a diagonal), is multiplied by ``max(0, 1 - k s^2 / ||R||^2)``, as in
-    :func:`shrunk`. Negative eigenvalues become 0. If all is noise, the result is a multiple of I,
-    or 0. Without noise, it is the matrix.
-
-    Parameters
-    ----------
-    matrix : Array
-        (d, d), symmetric; or a diagonal, (d,).
-    deviation : float
-        Standard deviation s of the entries of the diagonal.
-
-    Examples
-    --------
-    Noise of deviation 1 explains a small difference of the two entries, not a large one:
-
-    >>> import numpy as np
-    >>> from fldb_flower.linalg.noisy import denoised
-    >>> denoised(np.array([9.0, 8.0]), 1.0)
-    array([8.5, 8.5])
-    >>> denoised(np.array([9.0, -1.0]), 1.0)
-    array([8.9, 0. ])
+    ``deviation`` is that of entries of the diagonal. The multiple of I with the same trace is kept,
+    because its error is small: the mean eigenvalue has standard deviation ``deviation / sqrt(d)``.
+    The rest R, with ``k = d (d + 1) / 2 - 1`` coordinates (``d - 1`` of a diagonal), is multiplied
+    by ``max(0, 1 - k s^2 / ||R||^2)``, as in :func:`shrunk`. Negative eigenvalues become 0. If all
+    is noise, the result is a multiple of I, or 0. Without noise, it is the matrix.
     """
     d = len(matrix)
     identity = np.ones(d) if matrix.ndim == 1 else np.eye(d)
@@ -80,30 +49,13 @@ def denoised(matrix: Array, deviation: float) -> FloatArray:
 def observed(
     curvature: Array, spread: float, vector: Array, variance: float
 ) -> tuple[Array, Array]:
-    r"""Return the precision and the linear term of a point that was observed with noise.
+    """Return the precision and the linear term of a point that was observed with noise.
 
-    A vector ``g = H x + e`` is observed, where e has covariance ``R = spread H + variance I``. The
-    log likelihood of x is ``g^T R^-1 H x - x^T H R^-1 H x / 2`` up to a constant, so the results
-    are ``H R^-1 H`` and ``H R^-1 g``. They vanish with H: an observation that is all noise has no
-    weight. Without noise and with spread 1 they are H and g.
-
-    Parameters
-    ----------
-    curvature : Array
-        H, positive semi-definite, (d, d); or its diagonal, (d,).
-    spread : float
-        At least 0.
-    vector : Array
-        The observation g, (d,).
-    variance : float
-        Above 0.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fldb_flower.linalg.noisy import observed
-    >>> observed(np.array([4.0, 0.0]), 1.0, np.array([8.0, 5.0]), variance=4.0)
-    (array([2., 0.]), array([4., 0.]))
+    A vector ``g = H x + e`` is observed, where e has covariance ``R = spread H + variance I``, and
+    H is positive semi-definite, (d, d), or its diagonal. The log likelihood of x is ``g^T R^-1 H x
+    - x^T H R^-1 H x / 2`` up to a constant, so the results are ``H R^-1 H`` and ``H R^-1 g``. They
+    vanish with H: an observation that is all noise has no weight. Without noise and with spread 1
+    they are H and g.
     """
     if curvature.ndim == 1:
         gain = curvature / (spread * curvature + variance)
@@ -118,35 +70,16 @@ def observed(
 def blurred(
     precision: Array, linear: Array, curvature: Array, least: float
 ) -> tuple[FloatArray, FloatArray]:
-    r"""Return the precision and the linear term of a point after a further error.
+    """Return the precision and the linear term of a point after a further error.
 
     A point is known with precision K and linear term k, so its mean is ``K^-1 k``. With a further,
-    independent error of covariance ``H^-1``, the mean is the same, and the results are
-    ``(K^-1 + H^-1)^-1 = H (H + K)^-1 K`` and ``H (H + K)^-1 k``. K may be singular.
+    independent error of covariance ``H^-1``, the mean is the same, and the results are ``(K^-1 +
+    H^-1)^-1 = H (H + K)^-1 K`` and ``H (H + K)^-1 k``. K may be singular. With ``H = S^2`` and the
+    eigenvectors U and eigenvalues b of ``S^-1 K S^-1``, they are ``S U diag(b / (1 + b)) U^T S``
+    and ``S U diag(1 / (1 + b)) U^T S^-1 k``.
 
-    With ``H = S^2`` and the eigenvectors U and eigenvalues b of ``S^-1 K S^-1``, they are
-    ``S U diag(b / (1 + b)) U^T S`` and ``S U diag(1 / (1 + b)) U^T S^-1 k``.
-
-    Parameters
-    ----------
-    precision, linear : Array
-        K, positive semi-definite, (d, d), and k, (d,).
-    curvature : Array
-        H, symmetric, (d, d).
-    least : float
-        Eigenvalues of H below it are raised to it: the standard deviation of the noise in H. An
-        eigenvalue that noise has made 0 would erase what is known in its direction. Above 0, or H
-        is positive definite.
-
-    Examples
-    --------
-    The second coordinate is known with precision 3. The further error has precision 1:
-
-    >>> import numpy as np
-    >>> from fldb_flower.linalg.noisy import blurred
-    >>> blurred(np.diag([0.0, 3.0]), np.array([0.0, 6.0]), np.diag([4.0, -2.0]), 1.0)
-    (array([[0.  , 0.  ],
-           [0.  , 0.75]]), array([0. , 1.5]))
+    Eigenvalues of H below ``least``, the standard deviation of the noise in H, are raised to it:
+    one that noise has made 0 would erase what is known in its direction.
     """
     values, basis = np.linalg.eigh(curvature)
     root = np.sqrt(np.maximum(values, least))

@@ -32,14 +32,7 @@ _MOST_EPSILON = 1e6
 
 
 def delta_of(epsilon: float, mu: float) -> float:
-    """Return delta of a Gaussian mechanism, mu its sensitivity over its standard deviation.
-
-    Examples
-    --------
-    >>> from fldb_flower.privacy.accounting import delta_of
-    >>> round(delta_of(0.0, 1.0), 4)  # the total variation distance of N(0, 1) and N(1, 1)
-    0.3829
-    """
+    """Return delta of a Gaussian mechanism, mu its sensitivity over its standard deviation."""
     if not mu:
         return 0.0
     first = _log_phi(mu / 2.0 - epsilon / mu)
@@ -49,14 +42,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 @functools.lru_cache
 def largest_mu(epsilon: float, delta: float) -> float:
-    """Return the largest mu that is (epsilon, delta)-differentially private.
-
-    Examples
-    --------
-    >>> from fldb_flower.privacy.accounting import largest_mu
-    >>> round(1.0 / largest_mu(3.0, 1e-6), 2)  # the noise multiplier of one release
-    1.54
-    """
+    """Return the largest mu that is (epsilon, delta)-differentially private."""
     high = 1.0
     while delta_of(epsilon, high) < delta:
         high *= 2.0

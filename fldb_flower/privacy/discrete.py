@@ -58,13 +58,7 @@ def discrete_gaussian(scales: FloatArray) -> IntArray:
 
 
 def with_discrete_noise(values: FloatArray, deviations: FloatArray) -> FloatArray:
-    """Return values with discrete Gaussian noise of the given standard deviations.
-
-    Raises
-    ------
-    PrivacyError
-        A value is so large, relative to its noise, that it does not fit into 62 bits.
-    """
+    """Return values with discrete Gaussian noise of the given standard deviations."""
     quanta = deviations / _QUANTA
     multiples = np.rint(values / quanta)
     if not (np.abs(multiples) < 2.0**62).all():

@@ -37,7 +37,7 @@ class GaussianMechanism:
     With devices and without secure sums, the noise is exact (:mod:`~.discrete`). The server
     receives the uploads of single devices without noise, so **it is trusted with them**: the noise
     protects against those who receive the estimates. With secure sums, the noise is that of
-    ``strategies.secure_nodes``.
+    ``strategies.secure``.
 
     Parameters
     ----------
@@ -125,11 +125,6 @@ def with_noise(upload: Upload, noise: Noise, add: AddNoise) -> Upload:
         Standard deviations by part.
     add : callable
         Returns values, (n,), with noise of given standard deviations, (n,).
-
-    Raises
-    ------
-    PrivacyError
-        A part would have no noise.
     """
     form = form_of(upload.information)
     holder = upload if upload.shares is None else upload.shares

@@ -22,13 +22,6 @@ def openings_of(settings: Settings) -> int:
     """Return the number of exchanges of the schedule that release an upload.
 
     With devices, it is ``devices.rounds``.
-
-    Examples
-    --------
-    >>> from fldb_flower.privacy.plan import openings_of
-    >>> from fldb_flower.settings import ScheduleSettings, Settings
-    >>> openings_of(Settings(horizon=500, schedule=ScheduleSettings("geometric", ratio=1.5)))
-    16
     """
     if settings.mode == "devices":
         return settings.devices.rounds

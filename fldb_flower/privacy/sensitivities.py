@@ -77,32 +77,7 @@ class Release(NamedTuple):
 
 
 def release_of(broadcast: Broadcast, settings: Settings) -> Release:
-    """Return the bounds for the upload that a broadcast requests.
-
-    Raises
-    ------
-    PrivacyError
-        Its sensitivity is not known: it is not over the duels of this round alone, there are no
-        iterations, it has shares and gradients, or it includes the loss of a person.
-
-    Examples
-    --------
-    The limit of a person with 3 duels in iterations 4 to 6 of length 2, in 2 dimensions:
-
-    >>> import numpy as np
-    >>> from fldb_flower.federation.exchange import Broadcast, PlayRequest
-    >>> from fldb_flower.privacy.sensitivities import release_of
-    >>> from fldb_flower.settings import from_keywords
-    >>> settings = from_keywords(
-    ...     {"algorithm": "fldb_ogd", "first_round": "step", "privacy_epsilon": 3, "dimension": 2},
-    ...     "a script",
-    ... )
-    >>> release = release_of(Broadcast(PlayRequest(4, 6), np.zeros(2)), settings)
-    >>> {part: round(size, 3) for part, size in release.bounds.items()}
-    {'gradient': 1.225, 'information': 9.798}
-    >>> release.norm
-    1.0
-    """
+    """Return the bounds for the upload that a broadcast requests."""
     _check_request(broadcast, settings)
     clip = settings.clip
     assert clip is not None
@@ -164,16 +139,7 @@ def _of_statistics(broadcast: Broadcast, settings: Settings, clip: float) -> Rel
 
 
 def largest_square(gradient: float, hessian: float, residual: float) -> float:
-    """Return the maximum of ``gradient r^2 + 16 hessian r^2 (1 - r)^2`` over 0 <= r <= residual.
-
-    Examples
-    --------
-    Without a Hessian, it is at the largest residual:
-
-    >>> from fldb_flower.privacy.sensitivities import largest_square
-    >>> largest_square(1.0, 0.0, 0.5)
-    0.25
-    """
+    """Return the maximum of ``gradient r^2 + 16 hessian r^2 (1 - r)^2`` over 0 <= r <= residual."""
 
     def square(r: float) -> float:
         return gradient * r * r + 16.0 * hessian * (r * (1.0 - r)) ** 2

@@ -50,16 +50,6 @@ def regret_factor(unit: str, epsilon: float, num_agents: int, rounds: int = ROUN
     ones is as bad as the nearest of them with the same product of epsilon and N. Fewer agents than
     measured are at least as bad as the measured ones. With ``unit="person"``, four times as many
     rounds are about as bad as half of the agents.
-
-    Examples
-    --------
-    >>> from fldb_flower.privacy.usefulness import regret_factor
-    >>> regret_factor("person", 3.0, 100)
-    2.67
-    >>> regret_factor("person", 0.5, 600) == regret_factor("person", 1.0, 300)
-    True
-    >>> regret_factor("person", 1.0, 600, rounds=64) == regret_factor("person", 1.0, 300)
-    True
     """
     if unit == "person":
         num_agents = int(num_agents * math.sqrt(ROUNDS / max(rounds, ROUNDS)))
@@ -78,14 +68,6 @@ def weak_delta(settings: Settings, people: int) -> str:
 
     A mechanism that publishes everything about one person, drawn at random, has epsilon = 0 and
     delta = 1 / N.
-
-    Examples
-    --------
-    >>> from fldb_flower.privacy.usefulness import weak_delta
-    >>> from fldb_flower.settings import from_keywords
-    >>> private = {"algorithm": "fldb_ons", "first_round": "step", "privacy_epsilon": 3}
-    >>> weak_delta(from_keywords({**private, "privacy_delta": 0.01}, "a script"), people=100)
-    'privacy.delta=0.01 with 100 people: it also allows to publish all answers of one of them,...'
     """
     delta = settings.privacy.delta
     if not settings.is_private or delta * people < 1.0:
@@ -97,19 +79,7 @@ def weak_delta(settings: Settings, people: int) -> str:
 
 
 def warning(settings: Settings) -> str:
-    """Return one line if noise costs more than a quarter of the regret; empty if not.
-
-    Examples
-    --------
-    >>> from fldb_flower.privacy.usefulness import warning
-    >>> from fldb_flower.settings import from_keywords
-    >>> private = {"algorithm": "fldb_ons", "first_round": "step", "privacy_epsilon": 3,
-    ...            "schedule": "geometric"}
-    >>> warning(from_keywords({**private, "num_agents": 1000}, "a script"))
-    ''
-    >>> warning(from_keywords({**private, "num_agents": 100}, "a script"))
-    'privacy.epsilon=3 with num_agents=100 and privacy.unit=person: expect about 2.7 times the...'
-    """
+    """Return one line if noise costs more than a quarter of the regret; empty if not."""
     if not settings.is_private or settings.mode == "devices":
         return ""
     privacy, agents = settings.privacy, settings.num_agents

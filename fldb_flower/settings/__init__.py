@@ -5,7 +5,6 @@ The checks are our own rather than pydantic's: importing pydantic and building t
 """
 
 from fldb_flower.settings.checks import (
-    EMBEDDING_DIMENSIONS,
     ENVIRONMENT_OF,
     MOVIELENS_DIMENSIONS,
     MOVIELENS_ITEMS,
@@ -47,7 +46,7 @@ from fldb_flower.settings.spellings import (
 )  # fmt: skip
 
 __all__ = [
-    "AUTO", "EMBEDDING_DIMENSIONS", "ENVIRONMENT_OF", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS",
+    "AUTO", "ENVIRONMENT_OF", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS",
     "MOVIELENS_ITEMS", "NONE", "RAY", "SELECTION_SETTINGS", "DevicesSettings",
     "EngineSettings", "Entry", "EnvironmentSettings", "PrivacySettings", "ScheduleSettings",
     "Settings", "check_value", "default_of", "defaults_nested", "entries", "flower_entries",

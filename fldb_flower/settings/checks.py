@@ -15,7 +15,6 @@ from fldb_flower.settings.needs import NO_NOISE
 if TYPE_CHECKING:
     from fldb_flower.settings.declaration import Settings
 
-EMBEDDING_DIMENSIONS = 384  # of sentences
 
 MOVIELENS_ITEMS = 200  # the items with most ratings; also the number of users
 MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
@@ -135,9 +134,6 @@ def _check_environment(settings: Settings) -> Problem:
         value = getattr(settings.environment, own)
         if name != owner and value != getattr(type(settings.environment), own):
             return f"environment.{own}={value!r}", f"needs environment={owner}, not {name}"
-    if name == "sentences" and d > EMBEDDING_DIMENSIONS:
-        reason = f"at most {EMBEDDING_DIMENSIONS} for sentences, the embeddings' size"
-        return f"dimension={d}", f"must be {reason}"
     if name == "movielens" and d > MOVIELENS_DIMENSIONS:
         reason = f"whose features are the SVD of {MOVIELENS_DIMENSIONS} users' ratings"
         return f"dimension={d}", f"must be at most {MOVIELENS_DIMENSIONS} for MovieLens, {reason}"

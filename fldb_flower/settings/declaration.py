@@ -70,17 +70,15 @@ class EnvironmentSettings(Checked):
     )
     sigma: float = setting(
         0.0,
-        "Heterogeneity (synthetic, sentences): agent i has theta_i = theta + N(0, sigma^2 I),"
-        " rescaled for sentences.",
+        "Heterogeneity (synthetic): agent i has theta_i = theta + N(0, sigma^2 I).",
         between(0, MAX_SIGMA),
-        needs=(simulation, environments("synthetic", "sentences")),
+        needs=(simulation, environments("synthetic")),
     )
     path: str = setting(
         "",
-        "movielens: the ratings, as a file, a folder or the downloaded zip; sentences: a text file"
-        " with one sentence per line, empty for the built-in sentences; duels: the folder with"
-        " arms.csv and duels.csv.",
-        needs=(simulation, environments("movielens", "sentences", "duels")),
+        "movielens: the ratings, as a file, a folder or the downloaded zip; duels: the folder"
+        " with arms.csv and duels.csv.",
+        needs=(simulation, environments("movielens", "duels")),
     )
     play: str = setting(
         AUTO,

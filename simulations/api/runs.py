@@ -1,26 +1,259 @@
-"""One run from Python, on any engine."""
+"""One run from Python, on any engine, its result, and results read back from disk."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fldb_flower.errors import SettingsError
+import numpy as np
+import pandas as pd
+
+from fldb_flower.errors import DataError, SettingsError, one_line
 from fldb_flower.federation.history import History
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.privacy.usefulness import cautions
+from fldb_flower.runs.curves import label_axes, line_style
+from fldb_flower.runs.directory import MODEL, SUMMARY
 from fldb_flower.runs.experiment import out_of_memory
-from fldb_flower.runs.results import STORAGE_SETTINGS, result_files
-from fldb_flower.settings import Settings, from_keywords, keyword_entry, to_dotted
-from simulations.api.results import Result, load
+from fldb_flower.runs.plots import axes_for
+from fldb_flower.runs.results import (
+    CONFIG,
+    FILES,
+    PARTICIPATION,
+    PREDICTION,
+    REGRET,
+    STORAGE_SETTINGS,
+    result_files,
+    save_files,
+)
+from fldb_flower.runs.styles import style_of
+from fldb_flower.settings import Settings, from_keywords, keyword_entry, to_dotted, unused
+from simulations.saved_runs import (
+    Run,
+    Unfinished,
+    find_runs,
+    parse_file,
+    parse_table,
+    read_participation,
+    read_predictions,
+    read_run,
+    varying,
+)
+from simulations.sweeps.tables import table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SOURCE = "Python"
 """Origin of the settings, in error messages."""
+_SHOWN = ("num_agents", "horizon", "tau", "seed")
+
+
+class Result:
+    """The result of one run, from :func:`run` or :func:`load`.
+
+    Attributes
+    ----------
+    settings : dict
+        The settings by dotted name (``"environment.sigma"``). ``run(result.settings)`` repeats
+        the run.
+    summary : dict
+        The content of ``summary.json``, such as ``final_regret``, ``exchanges``, ``rounds``,
+        ``uploaded_bytes``, ``downloaded_bytes`` and ``runtime_seconds``.
+    regret : DataFrame
+        One row per iteration. The columns are ``iteration``, ``cumulative_regret`` (averaged over
+        the agents) and ``exchanges``.
+
+    Examples
+    --------
+    >>> import fldb_flower as fldb
+    >>> result = fldb.run(algorithm="fldb_ons", num_agents=10, horizon=20, tau=1, seed=0)
+    >>> result.regret.shape
+    (20, 3)
+    >>> result.theta.shape
+    (5,)
+    >>> result.settings["environment.name"]
+    'synthetic'
+    """
+
+    def __init__(self, settings: dict[str, Any], files: Mapping[str, bytes]) -> None:
+        self.settings = settings
+        self.summary: dict[str, Any] = json.loads(files[SUMMARY])
+        self.regret = parse_table(files[REGRET])
+        self._files = dict(files)
+
+    @cached_property
+    def theta(self) -> FloatArray | None:
+        """The final common estimate theta_sync, (d,); None if there is none."""
+        return _theta(self._files[MODEL]) if MODEL in self._files else None
+
+    @cached_property
+    def participation(self) -> pd.DataFrame | None:
+        """Participation of the nodes, one row per exchange; None on the vectorized engine.
+
+        The columns are ``iteration``, ``asked``, ``replied``, ``absent`` and ``rejected``.
+        """
+        return parse_table(self._files[PARTICIPATION]) if PARTICIPATION in self._files else None
+
+    @cached_property
+    def prediction(self) -> pd.DataFrame | None:
+        """Log loss and accuracy up to each iteration; None if the run predicted no answers."""
+        return parse_table(self._files[PREDICTION]) if PREDICTION in self._files else None
+
+    def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
+        """Plot the cumulative regret against the iterations.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Axes to draw in; those of a new figure by default.
+        **style
+            Properties of the :class:`matplotlib.lines.Line2D`. By default, the first curve of an
+            algorithm has its color, line style and label; further ones have another color.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> ax = None
+        >>> for algorithm in ["fldb_ogd", "fldb_ons"]:
+        ...     result = fldb.run(algorithm=algorithm, num_agents=10, horizon=20)
+        ...     ax = result.plot(ax)
+        >>> [line.get_label() for line in ax.lines]
+        ['FLDB-OGD', 'FLDB-ONS']
+        """
+        ax, algorithm = axes_for(ax), str(self.settings["algorithm"])
+        default = style_of(algorithm)
+        look = {"label": default["label"], "gid": algorithm, **line_style(default)}
+        if any(line.get_gid() == algorithm for line in ax.lines):
+            look |= {"color": f"C{len(ax.lines)}", "linestyle": "-"}
+        x, y = self.regret["iteration"], self.regret["cumulative_regret"]
+        (line,) = ax.plot(x, y, **look)
+        line.set(**style)
+        label_axes(ax)
+        line.sticky_edges.y.append(0)
+        ax.update_datalim([(0, 0)])
+        ax.autoscale(axis="y")  # from 0; a logarithmic scale that is set later has its own limits
+        ax.legend()
+        return ax
+
+    def save(self, directory: str | PathLike[str]) -> Path:
+        """Write the files of the run, as the command line does, to a new directory.
+
+        Parameters
+        ----------
+        directory : path-like
+            It is created if missing.
+
+        Returns
+        -------
+        Path
+            The directory.
+
+        Raises
+        ------
+        OutputError
+            The directory cannot be written, or holds a run.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import fldb_flower as fldb
+        >>> folder = fldb.run(num_agents=10, horizon=20).save(tempfile.mkdtemp())
+        >>> sorted(path.name for path in folder.iterdir())
+        ['config.yaml', 'model.json', 'prediction.csv', 'regret.csv', 'summary.json']
+        """
+        path = checked_path(directory, "directory")
+        save_files(path, self._files)
+        return path
+
+    def as_run(self, path: Path | None) -> Run:
+        """Return the result as a run, after writing it to a folder of a sweep, if there is one."""
+        if path is not None:
+            save_files(path, self._files, replace=True)
+        return Run(path or Path(), self.settings, self.summary, self.regret)
+
+    def __repr__(self) -> str:
+        ignored = unused(self.settings)
+        names = [name for name in _SHOWN if name not in ignored]
+        shown = ", ".join(f"{name}={self.settings.get(name)}" for name in names)
+        return (
+            f"Result({self.settings.get('algorithm')} on {self.settings.get('environment.name')},"
+            f" {shown}: final regret {self.summary['final_regret']:.2f},"
+            f" {self.summary['exchanges']} exchanges)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the summary as an HTML table."""
+        values = {key: value for key, value in self.summary.items() if key != "complete"}
+        return pd.DataFrame({"": values}, dtype=object).to_html(header=False, border=0)
+
+
+def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
+    """Read a run, or the runs of a sweep, from a folder.
+
+    Parameters
+    ----------
+    path : path-like
+        The folder of a run, as :meth:`Result.save`, ``python -m simulations.run`` and ``flwr run``
+        write it, or a folder that contains some.
+
+    Returns
+    -------
+    Result or DataFrame
+        The run in the folder. If there is none, the table of all finished runs below the folder:
+        one row per run, with its folder as ``job``, the settings that differ, and the columns of
+        :func:`sweep`. Runs without a result are left out with a warning.
+
+    Raises
+    ------
+    DataError
+        There is no finished run, or its files are not valid.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import fldb_flower as fldb
+    >>> result = fldb.run(num_agents=10, horizon=20)
+    >>> fldb.load(result.save(tempfile.mkdtemp()))
+    Result(fldb_ogd on synthetic, num_agents=10, horizon=20, tau=5, seed=0: final regret ...)
+    """
+    folder = checked_path(path, "path")
+    if any((folder / name).exists() for name in (CONFIG, SUMMARY)) and folder.is_dir():
+        run = read_run(folder)
+        if isinstance(run, Unfinished):
+            raise DataError(f"{run.path}: {run.reason}")
+        try:
+            read_predictions(run)
+            read_participation(run)
+            if (folder / MODEL).exists():
+                parse_file(folder / MODEL, _theta)
+        except DataError as error:
+            raise DataError(f"{folder}: {error}") from None
+        files = {name: folder / name for name in FILES if (folder / name).exists()}
+        return Result(run.settings, {name: path.read_bytes() for name, path in files.items()})
+    runs, unfinished = find_runs([folder])
+    for each in unfinished:
+        warnings.warn(one_line(f"{each.path}: {each.reason}"), stacklevel=2)
+    if not runs:
+        raise DataError(f"{folder}: contains no finished run")
+    return table(runs, varying(runs), folder)
+
+
+def _theta(content: bytes) -> FloatArray:
+    return np.array(json.loads(content)["theta_sync"], dtype=float)
 
 
 class Callback:
@@ -182,3 +415,10 @@ def _run_on_flower(settings: Settings, callbacks: list[Callback]) -> Result:
         result = load(Path(folder) / "run")
     assert isinstance(result, Result)
     return result
+
+
+def checked_path(value: Any, name: str) -> Path:
+    """Return an argument as a path, or raise a SettingsError."""
+    if not isinstance(value, str | PathLike) or not str(value):
+        raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be the path of a folder")
+    return Path(value).expanduser()

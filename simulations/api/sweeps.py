@@ -23,8 +23,7 @@ from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.settings import Settings, from_keywords
 from fldb_flower.system.files import reason_of
 from fldb_flower.system.progress import progress as shown
-from simulations.api.results import checked_path
-from simulations.api.runs import SOURCE, merged, run_settings
+from simulations.api.runs import SOURCE, checked_path, merged, run_settings
 from simulations.pools import map_in_processes
 from simulations.saved_runs import Run, find_finished
 from simulations.sweeps.plan import describe_exception, folders_of, listed, plan
@@ -113,24 +112,24 @@ def sweep(
     >>> fldb.sweep(small, tau=[1, 2], seed=range(3), progress=False).groupby("tau").size().to_list()
     [3, 3]
     """
+    return _run_all(*_choices(merged(settings, values)), jobs, directory, progress)
+
+
+def _run_all(
+    choices: dict[str, list[Any]],
+    swept: list[str],
+    jobs: int,
+    directory: str | PathLike[str] | None,
+    progress: bool,
+) -> pd.DataFrame:
+    """Run what is not yet in the directory; see :func:`sweep`."""
     if not isinstance(jobs, Integral) or isinstance(jobs, bool) or jobs < 1:
         raise SettingsError(f"jobs={jobs!r} (from {SOURCE}): must be a whole number, at least 1")
-    choices: dict[str, list[Any]] = {}
-    swept = []
-    for name, value in merged(settings, values).items():
-        if isinstance(value, Mapping | set | frozenset):
-            raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
-        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
-        if is_list and getattr(value, "ndim", 1) > 0:
-            choices[name] = listed(value)
-            swept.append(name)
-        else:
-            choices[name] = [value]
     found = plan(choices, swept, SOURCE, lambda _number, chosen: from_keywords(chosen, SOURCE))
     for error in found.refused.values():
         raise error
     for line in cautions(*found.settings):
-        warnings.warn(line, stacklevel=2)
+        warnings.warn(line, stacklevel=3)
     folder = None if directory is None else _prepared(checked_path(directory, "directory"))
     runs = {} if folder is None else find_finished(folder, found.jobs)
     paths = {} if folder is None else folders_of(found.jobs, folder)
@@ -151,6 +150,22 @@ def sweep(
     if errors:
         raise SweepError(result, errors)
     return result
+
+
+def _choices(given: Mapping[str, Any]) -> tuple[dict[str, list[Any]], list[str]]:
+    """Return the values of each setting, and the settings that are swept."""
+    choices = {}
+    swept = []
+    for name, value in given.items():
+        if isinstance(value, Mapping | set | frozenset):
+            raise SettingsError(f"{name}={value!r} (from {SOURCE}): must be a value or a list")
+        is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+        if is_list and getattr(value, "ndim", 1) > 0:
+            swept.append(name)
+            choices[name] = listed(value)
+        else:
+            choices[name] = [value]
+    return choices, swept
 
 
 def _prepared(folder: Path) -> Path:

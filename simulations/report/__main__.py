@@ -11,30 +11,16 @@ if __name__ == "__main__":  # before what takes long to import
 
     startup.begin()
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fldb_flower.errors import DataError, FldbError, one_line
+from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.system.commands import Parser
+from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.progress import progress
-from fldb_flower.system.startup import interruptible
-from simulations.report.page import build, write
+from fldb_flower.system.startup import interruptible, require
 from simulations.saved_runs import Unfinished, find_runs
-
-REPORT = "report.html"
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        description="Write one self-contained page about the runs below folders.",
-    )
-    parser.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="searched for runs")
-    parser.add_argument(
-        "--output", metavar="FILE", type=Path, help=f"the page (default: {REPORT} in the first DIR)"
-    )
-    return parser.parse_args(argv)
 
 
 def report(
@@ -42,13 +28,11 @@ def report(
 ) -> tuple[Path, int, list[Unfinished]]:
     """Write the page about the runs below folders; return its path, their number, and the others.
 
-    Raises
-    ------
-    DataError
-        A folder does not exist, or there is no finished run.
-    OutputError
-        The page cannot be written.
+    The page is by default ``report.html`` in the first folder.
     """
+    require("simulations.report", "report", "plotly", "itables")
+    from simulations.report.page import build  # noqa: PLC0415 - needs the extra
+
     with progress("read", unit="run") as done:
         runs, unfinished = find_runs(folders, done)
     if not runs:
@@ -60,15 +44,28 @@ def report(
             f"none of the {len(unfinished)} runs below {where} is finished;"
             f" the first is {first.path}: {first.reason}"
         )
-    path = folders[0] / REPORT if output is None else output
+    path = folders[0] / "report.html" if output is None else output
     with progress("write the page"):
-        write(path, build(runs, unfinished, path.parent))
+        try:
+            replace_file(path, build(runs, unfinished, path.parent).encode())
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {path}: {reason_of(error)}; name another file with --output"
+            ) from None
     return path, len(runs), unfinished
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exit status 1, with one line on stderr, for an error of the user."""
-    arguments = _arguments(argv)
+    parser = Parser(description="Write one self-contained page about the runs below folders.")
+    parser.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="searched for runs")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="the page (default: report.html in the first DIR)",
+    )
+    arguments = parser.parse_args(argv)
     with interruptible():
         try:
             path, count, unfinished = report(arguments.folders, arguments.output)

@@ -1,281 +1,233 @@
-/* ---- Tools: search, filters, groups ----------------------------------------------------------- */
+"use strict";
+/* The data of the runs is one block of JSON. It is not trusted: texts become text nodes, or are escaped by DataTables
+   and by the generator where a library takes markup. */
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const SHOWN = 12; // groups on a page of their table, and in the charts
+const byId = (id) => document.getElementById(id);
+const narrow = matchMedia("(max-width: 40rem)");
+const scheme = matchMedia("(prefers-color-scheme: dark)");
 
-const MAX_CHOICES = 60; // values of a setting with a filter
-let groups = []; // summaries of the selected runs
-const shownGroups = () => groups.filter(({ index }) => state.shown.has(index));
-
-function buildTools() {
-  byId("search").addEventListener("input", ({ target }) => { state.search = target.value; select(); });
-  byId("group").append(...DATA.groupings.map(({ title }, index) => h("option", { value: index }, title)));
-  byId("group").addEventListener("change", ({ target }) => { state.grouping = Number(target.value); select(); });
-  DATA.settings.forEach((setting, index) => {
-    if (setting.varies && setting.values.length <= MAX_CHOICES) byId("filters").append(filterOf(setting, index));
-  });
-  byId("clear").addEventListener("click", () => {
-    state.search = byId("search").value = "";
-    state.filters.clear();
-    for (const box of byId("filters").querySelectorAll("input")) box.checked = false;
-    byId("filters").dispatchEvent(new Event("change"));
-  });
-  byId("filters").addEventListener("change", select);
-  document.addEventListener("click", ({ target }) => {
-    for (const open of document.querySelectorAll(".filter[open]")) if (!open.contains(target)) open.open = false;
-  });
-}
-
-function filterOf({ name, values }, setting) {
-  const places = new Set();
-  const choices = values.map((value, place) => h("label", {}, h("input", {
-    type: "checkbox",
-    change: ({ target }) => {
-      places[target.checked ? "add" : "delete"](place);
-      state.filters.set(setting, places);
-    },
-  }), value === "" ? "(empty)" : cut(value)));
-  const summary = h("summary", {}, cut(name, 30));
-  byId("filters").addEventListener("change", () => {
-    if (!state.filters.has(setting)) places.clear();
-    summary.textContent = places.size ? `${cut(name, 30)}: ${places.size} of ${values.length}` : cut(name, 30);
-  });
-  const close = ({ key, currentTarget }) => {
-    if (key !== "Escape") return;
-    currentTarget.open = false;
-    summary.focus();
-  };
-  const fields = h("fieldset", {}, h("legend", { class: "unseen" }, name), ...choices);
-  return h("details", { class: "filter", keydown: close }, summary, fields);
-}
-
-/* ---- The overview ------------------------------------------------------------------------------ */
-
-const tables = {};
-
-function buildOverview() {
-  const curves = { title: "Cumulative regret", file: "regret", figure: curvesFigure(shownGroups) };
-  makeChart(byId("curves"), { ...curves, isFirst: true, heading: "h2" });
-  const costs = [
-    ["by-exchanges", "Exchanges", ({ exchanges }) => exchanges.mean, {}],
-    ["by-bytes", "Bytes up and down", ({ up, down }) => up.mean + down.mean, { tickformat: "~s", ticksuffix: "B" }],
-  ];
-  for (const [id, title, measure, ticks] of costs) {
-    const figure = tradeFigure(shownGroups, measure, title, ticks);
-    makeChart(byId(id), { title: `Regret against ${title.toLowerCase()}`, file: `regret-${id}`, figure });
+/** Create an element; functions are listeners, strings become text nodes. */
+function h(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(key, value);
+    else node.setAttribute(key, value);
   }
-  const single = h("button", {
-    type: "button", class: "button", id: "single", "aria-pressed": "false",
+  node.append(...children);
+  return node;
+}
+
+/** Return a value with the colors of the present scheme; all colors in it are for white. */
+const themed = (value) => (scheme.matches
+  ? JSON.parse(JSON.stringify(value).replace(/#[0-9a-f]{6}/g, (color) => DATA.dark[color] ?? color)) : value);
+
+/** Return a number with fixed digits, so that the numbers of a column are aligned. */
+function shown(number, digits = 2) {
+  if (!Number.isFinite(number)) return "–";
+  if (number && Math.abs(number) < 10 ** -digits) return number.toExponential(2);
+  return number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+/* ---- Charts ---------------------------------------------------------------------------------- */
+
+const HELP = "Left and right: along the curve. Up and down: another curve. Plus and minus: zoom. 0: all.";
+
+/** Make a chart with buttons for scales and export, read by keys; return the function that draws a figure. */
+function makeChart(id, title) {
+  const live = h("p", { class: "unseen", "aria-live": "polite" });
+  const plot = h("div", { class: "plot", tabindex: 0, role: "group", "aria-label": `${title}, a chart. ${HELP}` });
+  let figure = null;
+  const log = {};
+  const layout = () => ({
+    ...figure.layout,
+    legend: narrow.matches ? { orientation: "h", y: -0.25 } : {},
+    xaxis: { ...figure.layout.xaxis, type: log.x ? "log" : "linear" },
+    yaxis: { ...figure.layout.yaxis, type: log.y ? "log" : "linear" },
+  });
+  const config = { responsive: true, displaylogo: false, displayModeBar: true, modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
+  const draw = () => Plotly.react(plot, ...themed([figure.data, layout()]), config);
+  const scale = (axis) => h("button", {
+    type: "button", "aria-pressed": "false", class: `log-${axis}`,
     click: ({ currentTarget }) => {
-      state.single = !state.single;
-      currentTarget.setAttribute("aria-pressed", String(state.single));
+      log[axis] = !log[axis];
+      currentTarget.setAttribute("aria-pressed", String(log[axis]));
       draw();
     },
-  }, "Single runs");
-  byId("curves").querySelector("h2").after(single);
+  }, `Log ${axis}`);
+  const save = (format) => h("button", {
+    type: "button", class: `save-${format}`, "aria-label": `Save ${title} as ${format.toUpperCase()}`,
+    click: () => Plotly.downloadImage(
+      { data: figure.data, layout: { ...layout(), paper_bgcolor: "#ffffff", showlegend: true, height: null } },
+      { format, filename: id, width: 900, height: 560, scale: format === "png" ? 3 : 1 },
+    ),
+  }, format.toUpperCase());
+  byId(id).append(h("div", { class: "row" }, scale("x"), scale("y"), save("svg"), save("png")), plot, live);
+  plot.addEventListener("keydown", keysOf(plot, live));
+  return (next) => {
+    figure = next;
+    return draw();
+  };
+}
 
-  const lowest = [[groupColumns().findIndex(({ title }) => title === "Mean regret"), "asc"]];
-  tables.groups = makeTable("groups", groupColumns(toggle), { file: "configurations", order: lowest });
-  tables.runs = makeTable("runs", runColumns(pick), { file: "runs", order: [[1, "asc"]] });
-  byId("show-best").textContent = `Show best ${BEST}`;
-  byId("show-best").addEventListener("click", () => show(best()));
-  byId("show-all").addEventListener("click", () => show(groups));
-  byId("show-none").addEventListener("click", () => show([]));
-  byId("compare").addEventListener("click", () => {
-    location.hash = new URLSearchParams([...state.picked].map((path) => ["diff", path])).toString();
+/** Return a listener by which keys move between the points of a chart, and zoom. */
+function keysOf(plot, live) {
+  let [curve, point] = [-1, 0];
+  const traces = () => plot.calcdata.map((points) => points[0].trace).filter((trace) => trace.hovertemplate && trace.visible === true);
+  const zooms = { "+": "in", "=": "in", "-": "out", 0: "reset" };
+  function move(dx, dy) {
+    const found = traces();
+    if (!found.length) return;
+    const order = found.toSorted((a, b) => a.y.at(-1) - b.y.at(-1));
+    let place = order.findIndex(({ index }) => index === curve);
+    if (place < 0) [place, point] = [0, order[0].x.length >> 1];
+    else if (dy || order[place].x.length === 1) place = Math.min(Math.max(place + (dy || Math.sign(dx)), 0), order.length - 1);
+    else point += dx;
+    const trace = order[place];
+    [curve, point] = [trace.index, Math.min(Math.max(point, 0), trace.x.length - 1)];
+    const error = trace.customdata?.[point];
+    live.textContent = `${trace.name}: ${shown(trace.x[point])}, ${shown(trace.y[point])}${error ? ` ± ${shown(error)}` : ""}`;
+    Plotly.Fx.hover(plot, [{ curveNumber: curve, pointNumber: point }]);
+  }
+  return (event) => {
+    const far = event.shiftKey ? 10 : 1;
+    const moves = { ArrowLeft: [-far, 0], ArrowRight: [far, 0], ArrowUp: [0, 1], ArrowDown: [0, -1], Home: [-1e9, 0], End: [1e9, 0] };
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target !== plot) return;
+    if (moves[event.key]) move(...moves[event.key]);
+    else if (zooms[event.key]) plot.querySelector(`.modebar-btn[data-val="${zooms[event.key]}"]`).click();
+    else return;
+    event.preventDefault();
+  };
+}
+
+/* ---- Tables ---------------------------------------------------------------------------------- */
+
+const text = DataTable.render.text();
+const escaped = (name) => text.display(name);
+
+function makeTable(id, { columns, rows }, options, isSelectable = false) {
+  const pick = { title: '<span class="unseen">Select</span>', data: null, className: "dt-select", orderable: false, defaultContent: "", render: DataTable.render.select(), columnControl: [] };
+  const columnOf = ({ title, kind, digits }, place) => ({
+    title: escaped(title), data: place, className: place ? kind : "name",
+    render: kind === "text" ? text : (value, type) => (type === "display" ? shown(value, digits) : value),
+    columnControl: ["order", kind === "text" && place ? ["searchList"] : "searchDropdown"],
   });
-}
-
-const best = () => groups.toSorted((a, b) => a.regret.mean - b.regret.mean).slice(0, BEST);
-
-function toggle(index, isShown) {
-  state.shown[isShown ? "add" : "delete"](index);
-  draw();
-}
-
-function choose(chosen) {
-  state.shown = new Set(chosen.map(({ index }) => index));
-  tables.groups(groups);
-}
-
-function show(chosen) {
-  choose(chosen);
-  draw();
-}
-
-function pick(path, isPicked) {
-  state.picked[isPicked ? "add" : "delete"](path);
-  byId("compare").disabled = state.picked.size !== 2;
-}
-
-/** Draw another selection of runs, or another grouping. */
-function select() {
-  group();
-  draw();
-}
-
-function group() {
-  const runs = selectedRuns();
-  groups = summaries(runs);
-  const { title } = grouping();
-  const count = runs.length.toLocaleString("en");
-  byId("selected").textContent = `${count} of ${plural(DATA.runs.length, "run")} in ${plural(groups.length, "group")}`;
-  const titles = { configuration: "Configurations", run: "Single runs" };
-  byId("groups-title").textContent = titles[title] ?? `Groups by ${title}`;
-  tables.runs(runs);
-  choose(best());
-}
-
-function draw() {
-  const isWhole = state.shown.size === groups.length;
-  byId("show-best").hidden = groups.length <= BEST;
-  byId("shown").textContent = isWhole ? "All are drawn." : `${state.shown.size} of ${groups.length} are drawn.`;
-  return Promise.all(charts.map((chart) => chart.draw()));
-}
-
-/* ---- Views of one run and of two ----------------------------------------------------------------- */
-
-function definition([name, value]) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, value === "" ? "(empty)" : value));
-}
-
-function heading(text) {
-  return [h("p", {}, h("a", { href: "#" }, "← All runs")), h("h2", { tabindex: -1 }, text)];
-}
-
-function figuresOf(run) {
-  return [
-    ["Final regret", formatRegret(run.regret)],
-    ...DATA.predictions.filter((name) => name in run).map((name) => [PREDICTIONS[name], formatPrediction(run[name])]),
-    ...Object.entries(MEASURES).map(([name, { title, format }]) => [title, format(run[name])]),
-  ];
-}
-
-/** One line chart of a view. */
-function viewChart(place, title, file, lines, yaxis) {
-  const legend = { ...LEGEND, orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
-  const figure = (shown) => ({
-    data: lines.map(({ label, curve, color, dash }) =>
-      lineTrace(label, curve, { color: color(shown), width: 2.25, dash }, ["iteration", yaxis.title.text])),
-    layout: { height: 340, showlegend: lines.length > 1, legend, xaxis: REGRET_AXES.xaxis, yaxis },
+  const csv = {
+    extend: "csvHtml5", text: "CSV", filename: id, bom: true,
+    exportOptions: { columns: ":not(.dt-select)", orthogonal: "export", stripHtml: false, decodeEntities: false },
+  };
+  const all = [...(isSelectable ? [pick] : []), ...columns.map(columnOf)];
+  byId(id).append(h("thead", {}, h("tr", {}, ...all.map(() => h("th", { scope: "col" })))));
+  const table = new DataTable(byId(id), {
+    columns: all, data: rows, autoWidth: false, ordering: { handler: false, indicators: false },
+    layout: { topStart: { buttons: [csv, { extend: "colvis", text: "Columns" }] }, topEnd: "search" },
+    ...options,
   });
-  const own = h("div", {});
-  place.append(own);
-  makeChart(own, { title, file, figure, hasScales: false, isFirst: charts.length === OVERVIEW_CHARTS });
+  table.table().container().querySelector("nav").setAttribute("aria-label", `Pages of ${id}`);
+  return table;
 }
 
-const oneColor = (run) => (shown) => colorOf(groupOf(run), shown);
-const groupOf = (run) => DATA.groupings[0].groups[DATA.groupings[0].of[run.index]].style;
-const lineOf = (run, text, dash = "solid") => {
-  const ys = [...decoded(text)];
-  return { label: run.path, curve: { xs: iterationsOf(ys.length), ys, errors: null }, color: oneColor(run), dash };
-};
+/* ---- Groups: the rows on the page of the table are in the charts -------------------------------- */
 
-function runView(run) {
-  const place = h("section", { class: "card" }, ...heading(run.path));
-  place.append(h("p", {}, h("a", { href: run.href }, "Open its folder")));
-  place.append(h("dl", { class: "facts" }, ...figuresOf(run).map(definition)));
-  const pair = h("div", { class: "pair" });
-  place.append(pair);
-  viewChart(pair, "Cumulative regret", "regret", [lineOf(run, run.curve)], REGRET_AXES.yaxis);
-  addPredictions(pair, run);
-  addParticipation(pair, run);
-  const used = DATA.settings.map(({ name }, index) => [name, run.shown[index]]).filter(([, value]) => value !== UNUSED);
-  place.append(h("h3", {}, "Settings"), h("dl", { class: "facts", id: "settings" }, ...used.map(definition)));
-  return place;
-}
+const groupings = Object.entries(DATA.groupings);
+const drawCost = { exchanges: makeChart("exchanges", "Regret against exchanges"), bytes: makeChart("bytes", "Regret against bytes") };
+const drawGroups = { regret: makeChart("regret", "Cumulative regret"), ...drawCost };
+let { charts: figures, colors } = groupings[0][1];
+const columns = groupings[0][1].table.columns;
+const groups = makeTable("groups", groupings[0][1].table, {
+  pageLength: SHOWN, lengthMenu: [5, SHOWN, 25, 100],
+  order: [[columns.findIndex(({ title }) => title === "Mean regret"), "asc"]],
+  rowCallback: (row, _, __, ___, index) => { row.cells[0].style.borderLeft = `6px solid ${themed(colors[index])}`; },
+});
 
-function addPredictions(place, run) {
-  if (run.predicted?.problem) place.append(h("p", { class: "note" }, run.predicted.problem));
-  else if (run.predicted) {
-    for (const [name, title] of Object.entries(PREDICTIONS)) {
-      const yaxis = { title: { text: title.toLowerCase() }, rangemode: "normal" };
-      viewChart(place, `${title} of predictions`, name, [lineOf(run, run.predicted[name])], yaxis);
-    }
+function drawCharts() {
+  const visible = new Set(groups.rows({ page: "current", search: "applied" }).indexes().toArray());
+  for (const [name, draw] of Object.entries(drawGroups)) {
+    const { data, layout } = figures[name];
+    draw({ data: data.map((trace) => ({ ...trace, visible: visible.has(trace.meta) })), layout });
   }
 }
 
-function addParticipation(place, run) {
-  if (!run.participation) return;
-  const { problem, iterations, share, asked, replied, absent, rejected } = run.participation;
-  if (problem) {
-    place.append(h("p", { class: "note" }, problem));
-    return;
-  }
-  const named = (list) => list.map(([node, count]) => `${node} (${count})`).join(", ");
-  const line = { ...lineOf(run, share), curve: { xs: iterations, ys: [...decoded(share)], errors: null } };
-  const yaxis = { title: { text: "share of replies" }, range: [0, 1.05] };
-  viewChart(place, "Participation of nodes", "participation", [line], yaxis);
-  const facts = [["Replies", `${replied.toLocaleString("en")} of ${asked.toLocaleString("en")}`]];
-  if (absent.length) facts.push(["No reply", named(absent)]);
-  if (rejected.length) facts.push(["Rejected", named(rejected)]);
-  place.lastChild.append(h("dl", { class: "facts", id: "replies" }, ...facts.map(definition)));
+function groupBy({ table, charts: others, colors: own }) {
+  [figures, colors] = [others, own];
+  groups.clear().rows.add(table.rows);
+  const varies = (place) => new Set(table.rows.map((row) => row[place])).size > 1;
+  const settings = [...columns.keys()].filter((place) => place && columns[place].kind === "text");
+  columns.forEach(({ kind }, place) => groups.column(place).visible(place ? kind !== "text" || varies(place) : !settings.some(varies), false));
+  groups.draw();
 }
 
-function diffView(one, two) {
-  const rows = DATA.settings.map(({ name }, index) => [name, one.shown[index], two.shown[index]]);
-  const differing = rows.filter(([, a, b]) => a !== b);
-  const others = rows.filter(([, a, b]) => a === b && a !== UNUSED);
-  const figures = figuresOf(one).map(([title, value], index) => [title, value, figuresOf(two)[index]?.[1] ?? "–"]);
-  const cell = (text) => h("td", {}, text === "" ? "(empty)" : text);
-  const line = ([name, ...values]) => h("tr", {}, h("th", { scope: "row" }, name), ...values.map(cell));
-  const column = (content) => h("th", { scope: "col" }, content);
-  const links = () => [one, two].map((run) => column(h("a", { href: runLink(run) }, run.path)));
-  const head = (title) => h("thead", {}, h("tr", {}, column(title), ...links()));
-  const table = (id, caption, lines, title = "Setting") =>
-    h("table", { id, class: "plain-table" }, h("caption", {}, caption), head(title), h("tbody", {}, ...lines.map(line)));
-  const place = h("section", { class: "card" }, ...heading("Two runs"));
-  place.append(
-    table("diff", differing.length ? "Settings that differ" : "All settings are equal", differing),
-    table("diff-results", "Results", figures, "Measure"),
-  );
-  const lines = [lineOf(one, one.curve), lineOf(two, two.curve, "6px,4px")];
-  if (groupOf(one) === groupOf(two)) lines[1].color = (shown) => INK[shown].text;
-  viewChart(place, "Cumulative regret", "regret", lines, REGRET_AXES.yaxis);
-  const same = table("same", "Settings that are equal", others);
-  place.append(h("details", {}, h("summary", {}, plural(others.length, "equal setting")), same));
-  return place;
+/* ---- Comparison of the selected runs ----------------------------------------------------------- */
+
+const drawSelected = makeChart("selected", "Curves of the selected runs");
+const runs = makeTable("runs", DATA.runs, {
+  select: { style: "multi", selector: "td.dt-select", headerCheckbox: false },
+  pageLength: 25,
+  order: [[2, "asc"]],
+  rowCallback: (row, _, __, ___, index) => {
+    const [box, name] = row.cells;
+    box.querySelector("input")?.setAttribute("aria-label", `Select ${DATA.runs.rows[index][0]}`);
+    name.replaceChildren(h("a", { href: DATA.links[index] }, DATA.runs.rows[index][0]));
+  },
+}, true);
+
+function compare() {
+  const chosen = runs.rows({ selected: true }).indexes().toArray();
+  byId("comparison").hidden = !chosen.length;
+  if (!chosen.length) return;
+  const names = chosen.map((index) => DATA.runs.rows[index][0]);
+  const lines = DATA.runs.columns.map(({ title, kind, digits }, place) => [title, ...chosen.map((index) => {
+    const value = DATA.runs.rows[index][place];
+    return kind === "number" ? shown(value, digits) : value;
+  })]);
+  const notes = new Set(chosen.flatMap((index) => Object.keys(DATA.details[index].notes)));
+  for (const note of notes) lines.push([note, ...chosen.map((index) => DATA.details[index].notes[note] ?? "")]);
+  fill(byId("differences"), lines);
+
+  const offered = new Set(chosen.flatMap((index) => Object.keys(DATA.details[index].curves)));
+  const measure = offered.has(byId("measure").value) ? byId("measure").value : [...offered][0];
+  byId("measure").replaceChildren(...[...offered].map((name) => h("option", {}, name)));
+  byId("measure").value = measure;
+  const { layout } = figures.regret;
+  const data = chosen.flatMap((index, number) => {
+    const curve = DATA.details[index].curves[measure];
+    return curve ? [{
+      ...curve, mode: "lines", name: escaped(names[number]), hovertemplate: `iteration %{x:,}<br>${measure} %{y:,.5~g}`,
+      line: { width: 2, color: PALETTE[number % PALETTE.length], dash: DASHES[Math.floor(number / PALETTE.length) % DASHES.length] },
+    }] : [];
+  });
+  drawSelected({ data, layout: { ...layout, yaxis: { ...layout.yaxis, title: { text: measure } } } });
 }
 
-/** Show what the address asks for: the overview, a run, or two. */
-function route() {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  const find = (path) => DATA.runs.find((run) => run.path === path);
-  const paths = [...asked.getAll("run"), ...asked.getAll("diff")];
-  const found = paths.map(find).filter(Boolean);
-  const isView = found.length === paths.length && found.length > 0;
-  byId("overview").hidden = isView;
-  byId("view").hidden = !isView;
-  charts.splice(OVERVIEW_CHARTS);
-  byId("view").replaceChildren();
-  if (isView) byId("view").append(found.length === 2 ? diffView(...found) : runView(found[0]));
-  document.title = isView ? `${found.map(({ path }) => path).join(" and ")} – regret report` : "Regret report";
-  if (isView) byId("view").querySelector("h2").focus();
-  return draw();
+const PALETTE = DATA.palette;
+const DASHES = ["solid", "dash", "dot", "dashdot"];
+
+/** Fill a table of texts and numbers; rows with differing values are bold. */
+function fill(table, lines) {
+  table.replaceChildren(...lines.map(([name, ...values]) => h(
+    "tr", { class: new Set(values).size > 1 ? "differs" : "" }, h("th", { scope: "row" }, name),
+    ...values.map((value) => h("td", {}, value)),
+  )));
 }
 
-/* ---- Texts and assembly ------------------------------------------------------------------------ */
+/* ---- Assembly ---------------------------------------------------------------------------------- */
 
-function describe() {
-  byId("counts").textContent = `${plural(DATA.runs.length, "run")}. Made ${DATA.created.replace("T", " ")}.`;
-  const thinned = DATA.thinned ? " Curves are thinned to some of their iterations; the values there are exact." : "";
-  byId("curves-note").textContent = "Average per agent, in units of latent reward. Lines are means of the runs of a"
-    + ` group, bands one standard error.${thinned}`;
-  const common = DATA.settings.filter(({ varies }) => !varies);
-  byId("common").append(...common.map(({ name, values }) => definition([name, values[0]])));
-  byId("unfinished-card").hidden = !DATA.unfinished.length;
-  byId("unfinished").append(...DATA.unfinished.map(({ path, reason }) => h("li", {}, h("strong", {}, path), `: ${reason}`)));
+byId("counts").textContent = `${DATA.runs.rows.length.toLocaleString("en")} runs. Made ${DATA.created}.`;
+fill(byId("common"), Object.entries(DATA.common));
+byId("unfinished").hidden = !DATA.unfinished.length;
+byId("unfinished").querySelector("ul").append(...DATA.unfinished.map(([path, reason]) => h("li", {}, `${path}: ${reason}`)));
+byId("grouping").append(...groupings.map(([title]) => h("option", {}, title)));
+byId("grouping").addEventListener("change", ({ target }) => groupBy(groupings[target.selectedIndex][1]));
+byId("measure").addEventListener("change", compare);
+groups.on("draw", drawCharts);
+runs.on("select deselect", compare);
+function follow() {
+  document.documentElement.classList.toggle("dark", scheme.matches);
+  groups.rows().invalidate().draw(false);
+  compare();
 }
-
-function buildTheme() {
-  byId("theme").value = document.documentElement.dataset.choice;
-  byId("theme").addEventListener("change", ({ target }) => { theme.choose(target.value); draw(); });
-  theme.dark.addEventListener("change", () => { theme.restore(); draw(); });
-}
-
-describe();
-buildTheme();
-buildTools();
-buildOverview();
-const OVERVIEW_CHARTS = charts.length;
-group();
-addEventListener("hashchange", route);
-addEventListener("beforeprint", () => charts.forEach((chart) => chart.paint()));
-route().then(() => performance.mark("report-ready"));
+scheme.addEventListener("change", follow);
+narrow.addEventListener("change", follow);
+document.documentElement.classList.toggle("dark", scheme.matches);
+groupBy(groupings[0][1]);
+performance.mark("report-ready");

@@ -92,18 +92,15 @@ def _check_sizes(sizes: Mapping[str, int], source: str) -> None:
     for name, size in sizes.items():
         if not size:
             raise SettingsError(f"{name} (from {source}): a sweep needs at least one value")
-    number = math.prod(sizes.values())
-    if number <= MAX_JOBS:
+    if math.prod(sizes.values()) <= MAX_JOBS:
         return
     swept = {name: size for name, size in sizes.items() if size > 1}
-    shown = {
-        name: f"{size:,}" if size <= MAX_JOBS else f"more than {MAX_JOBS:,}"
+    factors = " x ".join(
+        f"{size:,}{' or more' if size > MAX_JOBS else ''} values of {name}"
         for name, size in swept.items()
-    }
-    factors = " x ".join(f"{size} values of {name}" for name, size in shown.items())
-    total = f" are {number:,} jobs" if len(swept) > 1 and max(swept.values()) <= MAX_JOBS else ""
+    )
     raise SettingsError(
-        f"{factors} (from {source}){total}: a sweep has at most {MAX_JOBS:,} jobs; sweep over fewer"
+        f"{factors} (from {source}): a sweep has at most {MAX_JOBS:,} jobs; sweep over fewer"
         " values, or in several sweeps"
     )
 

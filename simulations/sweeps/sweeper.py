@@ -96,8 +96,8 @@ class GridSweeper(Sweeper):
             raise
         self._report(found, finished, trouble)
 
-    def plan(self, arguments: Sequence[str]) -> Plan:
-        """Return the jobs of a sweep, and choose their folders."""
+    def _choices(self, arguments: Sequence[str]) -> tuple[dict[str, list[str]], set[str]]:
+        """Return the values of each override, and the overrides that are swept."""
         parser = OverridesParser.create(config_loader=self._loader)
         choices: dict[str, list[str]] = {}
         swept = set()
@@ -114,6 +114,11 @@ class GridSweeper(Sweeper):
                     f"{each.input_line} (from {_SOURCE}): a grid needs choices or a range;"
                     " intervals need another hydra/sweeper"
                 )
+        return choices, swept
+
+    def plan(self, arguments: Sequence[str]) -> Plan:
+        """Return the jobs of a sweep, and choose their folders."""
+        choices, swept = self._choices(arguments)
         known = {entry.dotted for entry in hydra_entries()}
         self._swept = known.intersection([*swept, *(f"{key}.name" for key in swept)])
         subdir = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
@@ -122,9 +127,17 @@ class GridSweeper(Sweeper):
         def compose(number: int, values: dict[str, str]) -> Settings:
             done()
             config = self._loader.load_sweep_config(self.config, _overrides(values))
-            with open_dict(config):
+            with open_dict(config.hydra.job):
                 config.hydra.job.num = config.hydra.job.id = number
-            HydraConfig.instance().set_config(config)  # for resolvers such as ${hydra:job.num}
+            # For resolvers such as ${hydra:job.num}; `set_config` would copy it, which takes long.
+            HydraConfig.instance().cfg = cast(Any, config)
+            if "experiment" in swept and config.hydra.sweeper.params:
+                names = ",".join(choices["experiment"])
+                raise SettingsError(
+                    f"experiment={names} (from {_SOURCE}): one that defines what is swept must be"
+                    f" the only one, as in -m experiment={names.partition(',')[0]}; the paper's"
+                    f" figures are drawn by python -m simulations.figures {names.replace(',', ' ')}"
+                )
             if subdir != _NUMBERED:
                 chosen[number] = self._folder / str(config.hydra.sweep.subdir)
             return settings_of(config)

@@ -12,12 +12,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit import preference
-from fldb_flower.bandit.estimates import PersonalEstimates, Shares
+from fldb_flower.bandit.estimates import PersonalEstimates
 from fldb_flower.bandit.newton import Prior, minimise
 from fldb_flower.bandit.prior import (
     MAX_EXCESS,
     VARIANCES,
     CommonPrior,
+    ShareChange,
     longest_shift,
     mean_squared_length,
     mean_variance,
@@ -67,7 +68,7 @@ def positive_definite(rng, size=D):
 
 def shares_of(precision, shift):
     zeros = np.zeros(len(shift))
-    return Shares(precision, shift, np.zeros(len(VARIANCES)), zeros, zeros)
+    return ShareChange(precision, shift, np.zeros(len(VARIANCES)), zeros, zeros)
 
 
 def learned(prior, counted, x, y):

@@ -67,66 +67,12 @@ def assert_contains(log, *, fresh, everything):
     ]
 
 
-def test_a_new_log_is_empty():
-    log = DuelLog(AGENTS, D, keep=False)
-    assert (log.played, log.counted) == (0, 0)
-    assert_contains(log, fresh=[], everything=[])
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_acknowledge_drops_exactly_the_counted_duels(keep):
-    log = played_log(5, keep=keep)
-    log.acknowledge(2)
-    assert (log.played, log.counted) == (5, 2)
-    assert_contains(log, fresh=[3, 4, 5], everything=[1, 2, 3, 4, 5] if keep else [3, 4, 5])
-    log.acknowledge(3)
-    assert (log.played, log.counted) == (5, 3)
-    assert_contains(log, fresh=[4, 5], everything=[1, 2, 3, 4, 5] if keep else [4, 5])
-    log.acknowledge(5)
-    assert (log.played, log.counted) == (5, 5)
-    assert_contains(log, fresh=[], everything=[1, 2, 3, 4, 5] if keep else [])
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_repeated_or_older_acknowledgements_have_no_effect(keep):
-    log = played_log(4, keep=keep)
-    for counted in (3, 3, 2, 0, 3):
-        log.acknowledge(counted)
-        assert log.counted == 3
-        assert_contains(log, fresh=[4], everything=[1, 2, 3, 4] if keep else [4])
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_iterations_played_after_an_acknowledgement_are_fresh(keep):
-    log = played_log(3, keep=keep)
-    log.acknowledge(3)
-    play(log, 4)
-    play(log, 5)
-    assert (log.played, log.counted) == (5, 3)
-    assert_contains(log, fresh=[4, 5], everything=[1, 2, 3, 4, 5] if keep else [4, 5])
-
-
-def test_only_played_iterations_can_be_acknowledged():
-    log = played_log(2)
-    log.acknowledge(9)
-    assert (log.played, log.counted) == (2, 2)
-    play(log, 3)
-    assert_contains(log, fresh=[3], everything=[3])
-
-
 def test_the_log_grows_and_starts_every_outcome_at_zero():
     log = played_log(40, keep=True)
     assert_contains(log, fresh=range(1, 41), everything=range(1, 41))
     log.append(1)
     assert log.fresh_outcomes()[-1].tolist() == [0.0] * 5
     assert log.fresh_outcomes()[:-1, 0].tolist() == [10.0 * t for t in range(1, 41)]
-
-
-def test_a_row_reused_after_dropping_starts_at_outcome_zero():
-    log = played_log(4)
-    log.acknowledge(4)
-    log.append(1)
-    assert log.fresh_outcomes().tolist() == [[0.0] * 5]
 
 
 def test_returned_outcomes_are_copies():

@@ -35,7 +35,6 @@ from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
 from fldb_flower.system import process
 from fldb_flower.system.process import size_text
 from simulations.engines import vectorized
-from simulations.figures import simulate
 from simulations.run import run
 
 SMALL = {
@@ -244,11 +243,6 @@ def test_a_feature_that_cannot_be_used(invalid_world, tmp_path, algorithm, featu
     with pytest.raises(DataError, match=r"^agent 1, arm 2, iteration 3: a feature is not"):
         run(chosen(algorithm=algorithm, **invalid_world(feature=feature)), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_figures_and_documents_refuse_regret_that_is_not_finite(invalid_world):
-    with pytest.raises(DataError, match="iteration 3: a reward is not a finite number"):
-        simulate(chosen(**invalid_world(reward=math.inf)))
 
 
 @pytest.mark.parametrize(

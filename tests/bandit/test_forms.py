@@ -34,7 +34,6 @@ from fldb_flower.wire.records import pack_vector, unpack_vector
 from simulations.engines import vectorized
 from simulations.run import run
 
-RNG = np.random.default_rng(11)
 property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=100)
 
 SETTINGS = {
@@ -50,10 +49,6 @@ def dense(matrix):
     if matrix.ndim == 1:
         return np.diag(matrix)
     return matrix
-
-
-def lowest(matrix):
-    return np.linalg.eigvalsh(matrix)[0]
 
 
 def some_rows(seed, n, d=6, decay=1.0):

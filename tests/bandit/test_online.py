@@ -9,9 +9,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates, Shares
+from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates
 from fldb_flower.bandit.online import learn_duel, next_fit
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
@@ -138,7 +138,7 @@ def some_prior(d=D):
     roots = rng.standard_normal((AGENTS, d, 2 * d))
     precision, shift = roots @ roots.swapaxes(1, 2) / d, rng.standard_normal((AGENTS, d))
     none = np.zeros(AGENTS)
-    counted = Shares(precision, shift, np.zeros(len(VARIANCES)), none, none)
+    counted = ShareChange(precision, shift, np.zeros(len(VARIANCES)), none, none)
     prior = CommonPrior(precision.sum(axis=0) + np.eye(d), shift.sum(axis=0), 0.3, SCALE)
     return prior, counted
 

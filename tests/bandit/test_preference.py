@@ -124,15 +124,6 @@ def test_torch_tensors_give_the_same_as_numpy(seed):
         np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-13, err_msg=name)
 
 
-def test_torch_gradient_flows_through_the_loss():
-    torch = pytest.importorskip("torch", reason="autograd needs the torch extra")
-    arrays = some_duels(4)
-    theta, differences, preferences = (torch.tensor(array) for array in arrays)
-    theta.requires_grad_(True)
-    preference.loss(theta, differences, preferences).backward()
-    np.testing.assert_allclose(theta.grad.numpy(), preference.gradient(*arrays), rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("z", "y", "loss", "slope"),
     [
@@ -150,15 +141,6 @@ def test_finite_and_exact_at_extreme_logits(z, y, loss, slope):
     assert float(preference.loss(theta, difference, answer)) == loss
     assert preference.gradient(theta, difference, answer).tolist() == [4.0 * slope, 0.0]
     assert hessian(theta, difference).tolist() == [[0.0, 0.0], [0.0, 0.0]]
-
-
-def test_extreme_logits_in_torch_too():
-    torch = pytest.importorskip("torch", reason="compares with the torch extra's tensors")
-    theta = torch.tensor([2.5e3, 7.0], dtype=torch.float64)
-    differences = torch.tensor([[4.0, 0.0], [-4.0, 0.0]], dtype=torch.float64)
-    won = torch.tensor([1.0, 1.0], dtype=torch.float64)
-    assert float(preference.loss(theta, differences, won)) == 1e4
-    assert preference.gradient(theta, differences, won).tolist() == [4.0, 0.0]
 
 
 @property_test
@@ -207,12 +189,6 @@ def test_a_tie_counts_as_half_a_win_each(seed):
     )
 
 
-def test_the_minimiser_for_ties_only_is_zero():
-    _, differences, _ = some_duels(1)
-    ties = np.full(N, 0.5)
-    np.testing.assert_allclose(preference.gradient(np.zeros(D), differences, ties), 0, atol=1e-16)
-
-
 @property_test
 @given(seed=st.integers(0, 10**6))
 def test_statistics_do_not_change_if_arms_and_answer_are_swapped(seed):
@@ -241,23 +217,6 @@ def test_derivatives_in_one_pass_are_those_of_all_duels(n):
     # The Hessian does not depend on the preferences.
     other = preference.derivatives(theta, differences, 1 - preferences)[1]
     np.testing.assert_array_equal(other, curvature)
-
-
-@property_test
-@given(seed=st.integers(0, 10**6))
-def test_hessian_is_the_weighted_sum_of_outer_products(seed):
-    theta, differences, _ = some_duels(seed)
-    expected = np.zeros((D, D))
-    unweighted = np.zeros((D, D))
-    for row in differences:
-        mu = expit(row @ theta)
-        expected += mu * (1 - mu) * np.outer(row, row)
-        unweighted += np.outer(row, row)
-    np.testing.assert_allclose(hessian(theta, differences), expected, atol=1e-13)
-    np.testing.assert_allclose(preference.gram(differences), unweighted, atol=1e-13)
-    # mu' <= 1/4, with equality at theta = 0.
-    np.testing.assert_allclose(hessian(np.zeros(D), differences), unweighted / 4, atol=1e-13)
-    assert np.linalg.eigvalsh(unweighted / 4 - expected)[0] > -1e-13
 
 
 def test_statistics_without_duels_are_zero():

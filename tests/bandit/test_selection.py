@@ -18,7 +18,6 @@ from fldb_flower.bandit.selection import (
     norms,
     pick,
     rewards,
-    tie_breaks,
     whiten,
 )
 from fldb_flower.bandit.selection.selector import Selector, find_rule
@@ -221,14 +220,6 @@ def test_norms_of_an_ill_conditioned_information_matrix():
     np.testing.assert_allclose(size, [[1e-6, 1.0, 1e3]], rtol=1e-14)
 
 
-def test_whitener_squares_to_the_inverse():
-    information = make_case("ucb", 1, own=True).information
-    whitener = whiten(information)
-    np.testing.assert_allclose(
-        whitener @ np.swapaxes(whitener, 1, 2), np.linalg.inv(information), rtol=1e-10, atol=1e-12
-    )
-
-
 def test_pick_takes_one_arm_of_each_agent():
     values = np.arange(24).reshape(2, 4, 3)
     np.testing.assert_array_equal(pick(values, np.array([3, 1])), [values[0, 3], values[1, 1]])
@@ -345,14 +336,6 @@ def test_a_theta_that_is_not_a_number_is_refused(name, own):
         case.select(name, 1.0)
 
 
-def test_tie_breaks_are_small_and_increasing():
-    case = make_case("ucb", 0, own=False)
-    breaks = tie_breaks(case.features, case.theta, whiten(case.information), 1.0)
-    assert breaks[0] == 0.0
-    assert (np.diff(breaks) > 0).all()
-    assert breaks[-1] < 1e-10
-
-
 # Randomness
 
 
@@ -380,29 +363,6 @@ def test_thompson_draws_have_the_documented_distribution():
             assert share == pytest.approx(right, abs=4.5 * math.sqrt(0.25 / draws))
         both = ((chosen[0] == 0) & (chosen[1] == 0)).mean()  # the two draws are independent
         assert both == pytest.approx(right**2, abs=4.5 * math.sqrt(0.25 / draws))
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_thompson_samples_have_mean_theta_and_covariance_of_the_inverse(own):
-    """With many arms on a sphere, the selected arm is the direction of each sampled theta."""
-    draws = 20_000
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(draws, 2, 2))
-    information = np.array([[2.0, 0.8], [0.8, 1.0]])
-    theta, width = np.array([0.3, -0.5]), 0.9
-    angles = np.linspace(0, 2 * np.pi, 64, endpoint=False)
-    arms = np.broadcast_to(np.stack([np.cos(angles), np.sin(angles)], axis=1), (draws, 64, 2))
-    whitener = whiten(information)
-    if own:
-        theta, whitener = np.tile(theta, (draws, 1)), np.tile(whitener, (draws, 1, 1))
-    first, second = selection.thompson(arms, theta, whitener, width, noise)
-    right = rng.multivariate_normal([0.3, -0.5], width**2 * np.linalg.inv(information), 200_000)
-    nearest = np.rint(np.arctan2(right[:, 1], right[:, 0]) / (2 * np.pi / 64)).astype(int) % 64
-    expected = np.bincount(nearest, minlength=64) / len(nearest)
-    for chosen in (first, second):
-        shares = np.bincount(chosen, minlength=64) / draws
-        error = np.sqrt(expected * (1 / draws + 1 / len(nearest)))
-        assert (np.abs(shares - expected) < 5 * error + 1e-4).all()
 
 
 def test_gumbel_noise_is_gumbel():

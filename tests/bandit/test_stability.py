@@ -29,19 +29,6 @@ LEARNERS = {
 }
 
 
-def test_1e5_rank_one_updates_keep_w_symmetric_and_factorisable():
-    rng = np.random.default_rng(0)
-    d = 7
-    w = np.eye(d) / 500
-    for difference in rng.standard_normal((10**5, 1, d)):
-        w = w + gram(difference)
-    assert np.array_equal(w, w.T)
-    whitener = whiten(w)
-    np.testing.assert_allclose(whitener.T @ w @ whitener, np.eye(d), atol=1e-10)
-    # 10^5 draws of N(0, I): W / 10^5 is close to I (law of large numbers).
-    np.testing.assert_allclose(w / 10**5, np.eye(d), atol=0.03)
-
-
 def exact_norm(vector, information):
     """Return ``||x||_{W^-1}`` by elimination with fractions."""
     rows = [[*row, Fraction(float(x))] for row, x in zip(information, vector, strict=True)]
@@ -143,13 +130,6 @@ def regret(register_world):
         return np.mean(total)
 
     return run
-
-
-@pytest.mark.parametrize("learner", LEARNERS)
-def test_duplicated_feature_columns(regret, learner):
-    world = type("World", (Scaled,), {"duplicate": True})
-    random = regret(world, {"algorithm": "random"})
-    assert regret(world, LEARNERS[learner]) < 0.75 * random
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])

@@ -11,7 +11,6 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.prior import CommonPrior
 from fldb_flower.bandit.streams import TorchStreams, make_streams
 from fldb_flower.catalogue import ALGORITHMS, SELECTIONS
-from fldb_flower.environments import embeddings
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
@@ -56,11 +55,6 @@ def test_diagonals_give_the_same(algorithm, selection):
     expect_same(algorithm=algorithm, selection=selection, matrix_form="diagonal")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_heterogeneous_agents_give_the_same(algorithm):
-    expect_same(algorithm=algorithm, environment__sigma=0.5)
-
-
 @pytest.mark.parametrize("algorithm", ["ldb", "alone", "fldb_personal"])
 def test_steps_between_two_fits_give_the_same(algorithm):
     expect_same(algorithm=algorithm, horizon=40, tau=10, refit_ratio=1.5)
@@ -73,28 +67,6 @@ def test_movielens_gives_the_same(algorithm, ratings):
         environment__name="movielens",
         environment__path=str(ratings()),
     )
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("sigma", [0.0, 0.7])
-def test_sentences_give_the_same(algorithm, sigma, any_model):
-    expect_same(algorithm=algorithm, environment__name="sentences", environment__sigma=sigma)
-
-
-@pytest.fixture
-def any_model(monkeypatch, tmp_path):
-    """Return embeddings without a language model."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(embeddings.metadata, "version", lambda _name: "0")
-
-    def rows(texts):
-        drawn = [np.random.default_rng(list(text.encode())).standard_normal(384) for text in texts]
-        return np.float32([row / np.linalg.norm(row) for row in drawn])
-
-    monkeypatch.setattr(embeddings, "encode", rows)
-    embeddings.embed.cache_clear()
-    yield
-    embeddings.embed.cache_clear()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -173,9 +145,9 @@ def test_draws_on_the_device_have_their_distributions():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("environment", ["synthetic", "movielens", "sentences"])
+@pytest.mark.parametrize("environment", ["synthetic", "movielens"])
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
-def test_worlds_are_drawn_on_the_device(environment, sigma, ratings, any_model):
+def test_worlds_are_drawn_on_the_device(environment, sigma, ratings):
     values = {"environment__name": environment, "backend": "cpu", "rng": "torch"}
     values |= {"environment__sigma": sigma}
     if environment == "movielens":

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 from accessibility import violations
-from test_report import browser, chrome  # noqa: F401 - fixtures
+from browsers import browser, chrome  # noqa: F401 - fixtures
 
 GOOD = """<!doctype html><html lang="en"><title>A page</title>
 <main><h1>A page</h1><p>Text</p><img alt="A dot" src="data:image/gif;base64,AAAA"></main></html>"""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import uvicorn
 from accessibility import violations
-from test_report import (  # noqa: F401 - two of them are fixtures
+from browsers import (  # noqa: F401 - two of them are fixtures
     browser,
     chrome,
     contrast,
@@ -31,9 +31,8 @@ from test_service import TOKEN, TRAINS, recorded
 from vaults import configure
 
 from clients.preference_agent import PreferenceAgent
-from clients.service.app import create_app
+from clients.service.app import Node, create_app
 from clients.service.catalogue import read_arms
-from clients.service.node import Node
 from clients.store import Synchronization
 from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port

@@ -40,8 +40,7 @@ from clients.service import models
 from clients.service.__main__ import main
 from clients.service.app import create_app
 from clients.service.catalogue import read_arms
-from clients.service.files import read_token
-from clients.service.logs import Limiter
+from clients.service.http import Limiter, read_token
 from clients.store import DuelStore, Synchronization
 from clients.validation import check_arms
 from fldb_flower.errors import DataError, FldbError

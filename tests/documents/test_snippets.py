@@ -7,8 +7,8 @@ package's source, whose default horizon is short. A comment before a block skips
 ``<!-- skip: next "needs a device" -->``.
 
 The blocks of the tutorial for engineers run in test_deployment, and those about secure sums in
-docs/deployment.md in :func:`test_the_setup_of_secure_sums_runs`. Blocks marked ``sh`` need a
-language model (test_sentences) or are commands that other tests start.
+docs/deployment.md in :func:`test_the_setup_of_secure_sums_runs`. Blocks marked ``sh`` are
+commands that other tests start.
 """
 
 import itertools

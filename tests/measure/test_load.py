@@ -10,7 +10,7 @@ from local_processes import logs_on_failure, processes_of
 import capacity
 import deployment
 from clients.store import DuelStore
-from load import Load
+from deployment import Load
 from strategies.device_directory import UPLOADS
 from strategies.devices import short_name
 
@@ -21,7 +21,7 @@ D, RIDGE = 5, 1.0
 @pytest.mark.exhaustive
 def test_light_nodes_count_each_answer_once(tmp_path):
     """Two rounds with three nodes: theta is the central estimate from their answers."""
-    with logs_on_failure(tmp_path), Load(tmp_path, "memory", {"first_round": "minimise"}) as load:
+    with logs_on_failure(tmp_path), Load(tmp_path, "memory", "minimise") as load:
         load.grow(3)
         load.start()
         before = load.use()

@@ -59,7 +59,8 @@ def test_a_device_imports_nothing_else():
     pytest.importorskip("fastapi_offline", reason="needs FastAPI (the service extra)")
     needed = {each.name for each in map(Requirement, install.device_requirements())}
     others = {each.name for each in map(Requirement, PROJECT["dependencies"])} - needed
-    assert others == {"hydra-core", "omegaconf", "pandas", "matplotlib", "tqdm", "filelock"}
+    core = {"hydra-core", "omegaconf", "pandas", "matplotlib", "tqdm", "filelock", "httpx"}
+    assert others == core
     hidden = {"hydra", "omegaconf", "pandas", "matplotlib", "tqdm", "ray"}
     code = (
         "import importlib, sys\n"

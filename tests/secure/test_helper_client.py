@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from vaults import SIGNER, key_of
 
 from fldb_flower.errors import FederationError
+from fldb_flower.secure.canonical import to_json
 from strategies.helper_client import HelperClient
+
+STRANGER = Ed25519PrivateKey.generate()
 
 
 @pytest.fixture
@@ -19,7 +25,7 @@ def replying(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("secret-token")
     servers = []
 
-    def start(*replies: bytes, patience: float = 0.0):
+    def start(*replies: bytes, patience: float = 0.0, signer=STRANGER):
         asked = []
 
         class Handler(BaseHTTPRequestHandler):
@@ -35,8 +41,8 @@ def replying(tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
         address = f"http://127.0.0.1:{server.server_port}/"
-        signer = Ed25519PrivateKey.generate().public_key()
-        return HelperClient(address, tmp_path / "token", signer, patience), asked
+        pinned = signer.public_key()
+        return HelperClient(address, tmp_path / "token", pinned, patience), asked
 
     yield start
     for server in servers:
@@ -78,3 +84,13 @@ def test_a_reply_that_is_cut_off_is_asked_for_again(replying):
     with pytest.raises(FederationError, match="'key'"):
         client.key()
     assert asked == ["/keys", "/keys"]
+
+
+def test_a_key_that_the_pinned_key_has_not_signed_is_refused(replying):
+    key = replace(key_of(), expires=int(time.time()) + 1000).sign(SIGNER)
+    content = to_json({"key": key})
+    client, _ = replying(reply("200 OK", content))
+    with pytest.raises(FederationError, match="not signed by the pinned key"):
+        client.key()
+    client, _ = replying(reply("200 OK", content), signer=SIGNER)
+    assert client.key() == key

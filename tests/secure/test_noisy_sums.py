@@ -237,35 +237,6 @@ def test_the_common_prior_is_proper_for_any_noise(seed, rounds):
         assert np.isfinite(algorithm.theta_sync).all()
 
 
-@pytest.mark.parametrize("s", [0.3, 3.0, 30.0])
-def test_the_common_prior_is_the_posterior_of_all_noisy_shares(s):
-    """Generalised least squares on all rounds at once, with the covariance of their errors."""
-    rng, ends = np.random.default_rng(9), [1, 2, 5, 6, 9]
-    algorithm = FLDBPersonal(settings(algorithm="fldb_personal"))
-    curvatures, seen = [], []
-    for first, last in zip([1, *(end + 1 for end in ends)], ends, strict=False):
-        m, c = positive(rng), rng.standard_normal(D)
-        curvatures.append(np.linalg.inv(m))
-        seen.append(algorithm.theta_sync + curvatures[-1] @ c)
-        upload = share_upload(m, c, np.zeros(11), Noise(shift=s))
-        upload = upload._replace(num_duels=last - first + 1)
-        algorithm.arrays |= algorithm.learn(Scripted(upload), Round(last, first, last))
-    # Later answers include earlier ones: two rounds share the error of the later one.
-    errors = [curvatures[-1]]
-    for number in range(len(ends) - 1, 0, -1):
-        growth = (ends[number] - ends[number - 1]) / ends[number - 1]
-        errors.insert(0, errors[0] + growth * curvatures[number])
-    rounds = range(len(ends))
-    covariance = np.block([[errors[max(j, k)] for k in rounds] for j in rounds])
-    for j in rounds:
-        block = slice(j * D, (j + 1) * D)
-        covariance[block, block] += s**2 * curvatures[j] @ curvatures[j]
-    weights = np.linalg.solve(covariance, np.tile(np.eye(D), (len(ends), 1))).T
-    precision = weights @ np.tile(np.eye(D), (len(ends), 1))
-    np.testing.assert_allclose(algorithm.prior.precision, precision, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(algorithm.prior.shift, weights @ np.concatenate(seen), rtol=1e-6)
-
-
 def test_without_noise_agents_receive_the_last_shares():
     rng = np.random.default_rng(13)
     algorithm = FLDBPersonal(settings(algorithm="fldb_personal"))

@@ -22,17 +22,15 @@ from test_service import Process
 from vaults import Phone, configure
 
 from clients import relay
-from clients.service import guard
-from clients.service.app import create_app
+from clients.service import http
+from clients.service.app import Node, create_app
 from clients.service.catalogue import read_arms
-from clients.service.files import read_token
-from clients.service.node import Node
+from clients.service.http import read_token
 from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.secure.messages import HELLO, REFUSED, Reply, Request
 from simulations.engines.inprocess import InProcessGrid
-from strategies import secure_nodes
 
 ROOT = Path(__file__).parents[2]
 TOKEN, NODE_TOKEN = "a-token-of-the-page", "a-token-of-the-node"
@@ -99,8 +97,8 @@ def test_other_hosts_and_types_of_content_are_refused(client):
 
 
 def test_requests_may_be_larger_than_those_of_the_page(client, monkeypatch):
-    monkeypatch.setattr(guard, "MAX_BODY", 100)
-    monkeypatch.setattr(guard, "MAX_NODE_BODY", 1000)
+    monkeypatch.setattr(http, "MAX_BODY", 100)
+    monkeypatch.setattr(http, "MAX_NODE_BODY", 1000)
     large, larger = b"x" * 1000, b"x" * 1001
     reply = client.post("/node", content=large, headers=bearer(NODE_TOKEN))
     assert Reply.from_bytes(reply.content).kind == REFUSED
@@ -175,10 +173,9 @@ def running(app):
 @pytest.fixture(scope="module")
 def service(phone):
     """The URL of a service with the vault, and the token's file."""
-    app = create_app(phone.path, TOKEN, node=Node(phone.config, NODE_TOKEN))
     file = phone.folder / "node-token"
     file.write_text(f"{NODE_TOKEN}\n")
-    with running(app) as url:
+    with running(create_app(phone.path, TOKEN, node=Node(phone.config, NODE_TOKEN))) as url:
         yield SimpleNamespace(url=url, token=file)
 
 
@@ -187,37 +184,29 @@ def node_config(service):
     return {"service-url": service.url, "node-token-file": str(service.token)}
 
 
-def test_the_key_is_that_of_the_server():
-    assert relay.KEY == secure_nodes.KEY
-
-
-def test_bytes_are_passed_on_and_back(node_config, introduced):
-    assert Reply.from_bytes(relay.ask_vault(ASKED, node_config, 7)) == introduced
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"service-url": None}, "node 7 has no service-url.*--node-config"),
-        ({"store-path": "/d.db"}, "node 7 has a store-path.*secure=true.*out of the SuperNode's"),
-        ({"service-url": "http://example.org:80"}, "service-url='http://example.org:80'.*on this"),
-        ({"service-url": "http://10.0.0.1:80"}, "service-url='http://10.0.0.1:80'"),
-        ({"service-url": "https://127.0.0.1:80"}, "must be like http://127.0.0.1:8377"),
-        ({"service-url": "http://127.0.0.1"}, "must be like http://127.0.0.1:8377"),
-        ({"service-url": "http://127.0.0.1:80/x"}, "must be like http://127.0.0.1:8377"),
-        ({"service-url": "http://127.0.0.1:99999"}, "must be like http://127.0.0.1:8377"),
-        ({"service-url": 8377}, "service-url=8377"),
-        ({"node-token-file": None}, "node-token-file=None of node 7.*absolute path"),
-        ({"node-token-file": "token"}, "node-token-file='token'.*absolute path"),
-        ({"node-token-file": "/none"}, "cannot read node-token-file=/none.*No such file"),
-    ],
+WRONG = (
+    ({"service-url": None}, "node 7 has no service-url.*--node-config"),
+    ({"store-path": "/d.db"}, "node 7 has a store-path.*secure=true.*out of the SuperNode's"),
+    ({"service-url": "http://example.org:80"}, "service-url='http://example.org:80'.*on this"),
+    ({"service-url": "http://10.0.0.1:80"}, "service-url='http://10.0.0.1:80'"),
+    ({"service-url": "https://127.0.0.1:80"}, "must be like http://127.0.0.1:8377"),
+    ({"service-url": "http://127.0.0.1"}, "must be like http://127.0.0.1:8377"),
+    ({"service-url": "http://127.0.0.1:80/x"}, "must be like http://127.0.0.1:8377"),
+    ({"service-url": "http://127.0.0.1:99999"}, "must be like http://127.0.0.1:8377"),
+    ({"service-url": 8377}, "service-url=8377"),
+    ({"node-token-file": None}, "node-token-file=None of node 7.*absolute path"),
+    ({"node-token-file": "token"}, "node-token-file='token'.*absolute path"),
+    ({"node-token-file": "/none"}, "cannot read node-token-file=/none.*No such file"),
 )
-def test_a_wrong_node_config_is_one_line(node_config, changes, words):
-    merged = {**node_config, **changes}
-    config = {name: value for name, value in merged.items() if value is not None}
-    with pytest.raises(SettingsError, match=words) as error:
-        relay.ask_vault(ASKED, config, 7)
-    assert "\n" not in str(error.value)
+
+
+def test_a_wrong_node_config_is_one_line(node_config):
+    for changes, words in WRONG:
+        merged = {**node_config, **changes}
+        config = {name: value for name, value in merged.items() if value is not None}
+        with pytest.raises(SettingsError, match=words) as error:
+            relay.ask_vault(ASKED, config, 7)
+        assert "\n" not in str(error.value)
 
 
 def test_a_service_that_is_down_or_refuses_is_one_line(node_config, tmp_path):

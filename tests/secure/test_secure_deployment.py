@@ -13,16 +13,16 @@ import numpy as np
 import psutil
 import pytest
 from local_processes import logs_on_failure, processes_of, wait_until
-from test_deployment import derivatives, stored
+from reference_ons import derivatives
+from test_deployment import stored
 
-from clients.service.routes import guarded
+from clients.service.app import guarded
 from clients.store import DuelStore
 from clients.vault.ledger import Journal, LedgerFile
 from fldb_flower.deployment.processes import HOST
 from fldb_flower.secure.canonical import unframed
 from fldb_flower.secure.report import COST, SCALE
-from simulations.local_federation import Device, LocalFederation
-from simulations.local_vaults import Secure
+from simulations.local_federation import Device, LocalFederation, Secure
 
 pytest.importorskip("opendp", reason="needs the privacy extra")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("federation")]
@@ -187,7 +187,7 @@ def check_server(federation: LocalFederation, pages: bytes) -> None:
 
 def numbers_of(table: np.ndarray) -> set[bytes]:
     """Return the bytes of the sums of one device in the first round, as numbers and integers."""
-    gradient, hessian = derivatives(np.zeros(D), table)
+    gradient, hessian = derivatives(np.zeros(D), table[:, :D], table[:, D])
     x, upper = table[:, :D], np.triu_indices(D)
     sums = np.concatenate([gradient, (x.T @ x)[upper], hessian[upper]])
     integers = np.trunc(sums * SCALE).astype(np.int64)

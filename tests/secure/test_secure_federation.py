@@ -24,7 +24,7 @@ from fldb_flower.federation.history import Counts
 from fldb_flower.secure.report import SCALE
 from fldb_flower.settings import from_flat
 from strategies.device_directory import DeviceDirectory
-from strategies.secure_nodes import OPENINGS, PlannedExchanges
+from strategies.secure import OPENINGS, PlannedExchanges
 
 # --- sums ------------------------------------------------------------------------------------
 
@@ -339,13 +339,11 @@ def test_an_exchange_is_counted_before_a_device_is_asked(tmp_path, after):
 
 
 def test_other_noise_needs_another_directory(tmp_path):
-    with SecureFederation(tmp_path) as federation:
-        with federation.serving() as server:
-            federation.answer(count=1)
-            assert federation.round(server)
-        federation.config["privacy-epsilon"] = 4.0
-        with pytest.raises(CheckpointError), federation.serving():
-            pass
+    settings, other = (from_flat({**RUN, "privacy-epsilon": e}, "a test") for e in (3.0, 4.0))
+    with contextlib.closing(DeviceDirectory(tmp_path, settings)) as directory:
+        PlannedExchanges(settings, Counts(), directory).spend(1000)
+        with pytest.raises(CheckpointError, match="exchanges had the noise multiplier"):
+            PlannedExchanges(other, Counts(), directory)
 
 
 # --- few of many devices: FLDB-Personal ------------------------------------------------------

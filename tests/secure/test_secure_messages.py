@@ -123,6 +123,7 @@ OF_REQUEST = ("counted", "header", "key", "kind")
 OF_REPLY = ("device", "digest", "kind", "reason")
 OF_SUMS = ("header", "kind", "sizes")
 OF_ANSWER = ("groups", "numbers", "refused", "request")
+OF_SHARED = ("duels", "header", "privacy", "settings", "units")
 NO_NUMBERS = (None, True, 1.5, "1", -1, 2**60, [], {})
 NO_DIGESTS = (None, 7, "", "0" * 63, "0" * 62, "0" * 66, "A" * 64, "x" * 64, "0 " * 32)
 WRONG = {
@@ -156,16 +157,6 @@ def refusals():
             (60_000).to_bytes(4, "big") + b"[" * 60_000,
         ):  # fmt: skip
             yield read, content
-    for name, values in WRONG.items():
-        for value in values:
-            yield Request.from_bytes, changed(request, OF_REQUEST, **{f"header__{name}": value})
-            yield SumRequest.from_bytes, changed(sums, OF_SUMS, **{f"header__{name}": value})
-    for name, values in (
-        ("expires", NO_NUMBERS), ("key", NO_NUMBERS),
-        ("public", NO_DIGESTS), ("signature", (*NO_DIGESTS, "0" * 64)),
-    ):  # fmt: skip
-        for value in values:
-            yield Request.from_bytes, changed(request, OF_REQUEST, **{f"key__{name}": value})
     for changes in (
         {"kind": "other"}, {"kind": []}, {"kind": HELLO}, {"kind": "estimate"}, {"header": None},
         {"key": None}, {"counted": -1}, {"counted": True}, {"counted": 2**53 + 1}, {"body": b"x"},
@@ -192,9 +183,42 @@ def refusals():
         yield (lambda content: Report.from_bytes(content, 9)), bytes(size)
 
 
+def damaged_headers():
+    """Yield requests with a wrong number, hash or key."""
+    request, sums = REQUEST.to_bytes(), SUMS.to_bytes()
+    for name, values in WRONG.items():
+        for value in values:
+            yield Request.from_bytes, changed(request, OF_REQUEST, **{f"header__{name}": value})
+            yield SumRequest.from_bytes, changed(sums, OF_SUMS, **{f"header__{name}": value})
+    for name, values in (
+        ("expires", NO_NUMBERS), ("key", NO_NUMBERS),
+        ("public", NO_DIGESTS), ("signature", (*NO_DIGESTS, "0" * 64)),
+    ):  # fmt: skip
+        for value in values:
+            yield Request.from_bytes, changed(request, OF_REQUEST, **{f"key__{name}": value})
+
+
+def damaged_broadcasts():
+    """Yield broadcasts that a device must refuse, with the function that reads them."""
+    good, units = common((2.0, 3.0)), dict.fromkeys(parts_of(common()), 4.0)
+    for broadcast in (
+        good._replace(scope="all"), good._replace(loss=True), good._replace(play=None),
+    ):  # fmt: skip
+        yield Shared.from_bytes, Shared(broadcast, settings_of(), 9, units).to_bytes()
+    shared = Shared(good, settings_of(), 9, units).to_bytes()
+    for value in (None, "auto", True, 8, 0.0, -1.0):
+        yield Shared.from_bytes, changed(shared, OF_SHARED, privacy__clip=value)
+        yield Shared.from_bytes, changed(shared, OF_SHARED, units__gradient=value)
+    for changes in (
+        {"units": {}}, {"settings": {}}, {"privacy": {}}, {"duels": -1}, {"header": [1] * 6},
+        {"body": b""}, {"body": bytes(7)}, {"privacy__epsilon": -1.0}, {"settings__selection": "x"},
+    ):  # fmt: skip
+        yield Shared.from_bytes, changed(shared, OF_SHARED, **changes)
+
+
 def test_damaged_messages_are_refused_in_one_line():
     count = 0
-    for read, content in refusals():
+    for read, content in (*refusals(), *damaged_headers(), *damaged_broadcasts()):
         with pytest.raises(DataError) as error:
             assert read(content), "read"
         assert "\n" not in str(error.value)

@@ -225,34 +225,6 @@ def test_uploads_and_their_differences_cover_enough_answers(tmp_path):
             device(np.zeros(3), upto=upto)
 
 
-def first_step(people):
-    """Return the minimiser of a quadratic model of the loss of several people's duels at 0."""
-    theta = np.zeros(5)
-    sums = [preference.derivatives(theta, *duels) for duels in people]
-    gradient, hessian = (sum(parts) for parts in zip(*sums, strict=True))
-    return -np.linalg.solve(hessian + np.eye(5), gradient)
-
-
-def test_a_sum_over_unequal_devices_is_close_to_the_largest():
-    """A secure sum over one device with 200 answers and twelve with 2 shows the one's taste."""
-    rng = np.random.default_rng(0)
-    errors = []
-    for _ in range(50):
-        common = rng.standard_normal(5)
-
-        def duels(count, common=common):
-            x = np.diff(rng.standard_normal((count, 2, 5)), axis=1)[:, 0]
-            theta = common + rng.standard_normal(5)
-            return x, (rng.logistic(size=count) < x @ theta).astype(float)
-
-        one, other = duels(200), duels(200)
-        mine = first_step([one])
-        summed = first_step([one, *(duels(2) for _ in range(12))])
-        errors.append([np.linalg.norm(each - mine) for each in (summed, first_step([other]))])
-    from_sum, of_another_person = np.median(errors, axis=0)
-    assert 5 * from_sum < of_another_person
-
-
 # --- malformed messages --------------------------------------------------------------------
 
 

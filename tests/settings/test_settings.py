@@ -477,8 +477,6 @@ def fit_environment(values):
     for own, owner in ENVIRONMENT_OF.items():
         if f"environment.{own}" in values and values["environment.name"] != owner:
             values[f"environment.{own}"] = ALL[f"environment.{own}"].default
-    if values.get("environment.name") == "sentences":
-        values["dimension"] = values["dimension"] % 384 + 1
     if values.get("environment.name") == "movielens":
         values["dimension"] = values["dimension"] % 20 + 1
         values["num_arms"] = values["num_arms"] % 199 + 2

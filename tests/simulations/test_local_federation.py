@@ -40,18 +40,6 @@ def test_others_read_neither_the_folder_nor_the_database(tmp_path):
         assert each.umask == part.umask == 0o077
 
 
-def test_a_folder_of_an_earlier_demo_becomes_private_and_another_one_is_not_changed(tmp_path):
-    ours, other = tmp_path / "demo", tmp_path / "documents"
-    LocalFederation(ours, devices=1)
-    (ours / "superlink.db").touch()
-    (ours / "superlink.db").chmod(0o644)
-    other.mkdir()
-    for folder in (ours, other):
-        folder.chmod(0o755)
-        LocalFederation(folder, devices=1)
-    assert (mode(ours), mode(ours / "superlink.db"), mode(other)) == (0o700, 0o600, 0o755)
-
-
 # --- processes that end ----------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 import pytest
 from local_processes import end_processes_of, logs_on_failure, processes_of, wait_until
+from reference_ons import ons
 from test_devices import Federation
 
 from fldb_flower.deployment.keys import create
@@ -47,7 +48,6 @@ D = 3
 THETA = np.array([1.5, -2.0, 0.5])
 ROUNDS_AFTER = 2  # after the last kill
 MANY = 20  # answers of each person
-RIDGE = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -361,12 +361,8 @@ def check_central(federation: LocalFederation, last: int) -> None:
         rounds.setdefault(int(row["round"]), []).append(tables[row["device"]][start:end])
     assert sorted(rounds) == list(range(1, last + 1))
     assert min(covered.values()) > 0
-    first, *others = (np.concatenate(rounds[number]) for number in sorted(rounds))
-    theta, curvature = first_step(first)
-    for table in others:
-        gradient, hessian = derivatives(theta, table)
-        curvature = curvature + hessian
-        theta = theta - np.linalg.solve(curvature, gradient)
+    duels = [np.concatenate(rounds[number]) for number in sorted(rounds)]
+    theta = ons([(table[:, :D], table[:, D]) for table in duels], step=True)
     model = federation.model()
     assert model is not None
     np.testing.assert_allclose(model["theta_sync"], theta, rtol=1e-9)
@@ -374,19 +370,6 @@ def check_central(federation: LocalFederation, last: int) -> None:
     rows = federation.rounds()
     assert [int(row["round"]) for row in rows] == list(range(1, last + 1))
     assert int(rows[-1]["total_duels"]) == sum(int(row["duels"]) for row in rows) == model["duels"]
-
-
-def derivatives(theta: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    x, y = table[:, :D], table[:, D]
-    p = 1 / (1 + np.exp(-x @ theta))
-    return x.T @ (p - y), (x * (p * (1 - p))[:, None]).T @ x
-
-
-def first_step(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return theta after the first step of FLDB-ONS, from 0, and the curvature that it starts."""
-    gradient, hessian = derivatives(np.zeros(D), table)  # W_1 / 4
-    theta = -2.0 * np.linalg.solve(RIDGE * np.eye(D) + hessian, gradient)
-    return theta, RIDGE * np.eye(D) + hessian / 10.0
 
 
 def check_no_private_data(federation: LocalFederation) -> None:

@@ -21,6 +21,7 @@ from conftest import examples
 from flwr.app import Error, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_ons import first_step, ons
 
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
@@ -102,10 +103,13 @@ class Federation:
         self.stores = [folder / f"device{number}.db" for number in range(devices)]
         self.agents = [PreferenceAgent(path) for path in self.stores]
         self.last = dict.fromkeys(range(devices), "none")  # the duel that was answered last
-        self.grid = Devicegrid(self.stores, self.config, min_duels=min_duels)
+        self.renew_grid(min_duels=min_duels)
         self.rng = np.random.default_rng(7)
         self.theta = np.array([1.0, -2.0, 0.5])
         self.lines = []
+
+    def renew_grid(self, min_duels=1):
+        self.grid = Devicegrid(self.stores, self.config, min_duels=min_duels)
 
     def answer(self, device, count):
         """Propose and answer `count` duels on one device."""
@@ -129,7 +133,9 @@ class Federation:
     def server(self, **changes):
         settings = from_flat({**self.config, **changes}, "a test")
         directory = DeviceDirectory(self.folder / "server", settings)
-        return DeviceServer(DeviceChannel(settings), Counts(), directory, self.lines.append)
+        server = DeviceServer(DeviceChannel(settings), Counts(), directory, self.lines.append)
+        server.devices.connect(self.grid)
+        return server
 
     def serve(self, **changes):
         server = self.server(**changes)
@@ -165,42 +171,29 @@ class Federation:
                 for row in csv.DictReader(file)
             ]
 
-    def differences(self):
-        for path in self.stores:
-            with DuelStore(path) as store:
-                yield store.evidence(0, store.last).differences.reshape(-1, D)
-
-    def central(self):
-        """Compute FLDB-ONS and W from the stores, with the formulas written out again."""
-        answers, ends = {}, {device: end for _, device, _, end in self.uploads()}
+    def answers(self, ends=None):
+        """Return the answers on each device, differences and preferences, up to a number."""
+        found = {}
         for path in self.stores:
             with DuelStore(path) as store:
                 device = short_name(store.device_id)
-                duels = store.evidence(0, ends.get(device, 0))
+                duels = store.evidence(0, store.last if ends is None else ends.get(device, 0))
                 x = duels.differences.reshape(-1, D)
-                answers[device] = np.column_stack([x, duels.preferences])
+                found[device] = np.column_stack([x, duels.preferences])
+        return found
+
+    def central(self):
+        """Compute FLDB-ONS and W from the stores, with the formulas written out again."""
+        answers = self.answers({device: end for _, device, _, end in self.uploads()})
         rounds, covered = {}, dict.fromkeys(answers, 0)
         for number, device, start, end in self.uploads():
             assert start == covered[device]  # contiguous: every answer once
             covered[device] = end
             rounds.setdefault(number, []).append(answers[device][start:end])
-        theta, curvature, information = np.zeros(D), np.eye(D), np.eye(D) / 500
-        for number in sorted(rounds):
-            table = np.concatenate(rounds[number])
-            x, y = table[:, :D], table[:, D]
-            if number == 1:
-                for _ in range(50):
-                    p = 1 / (1 + np.exp(-x @ theta))
-                    hessian = np.eye(D) + (x * (p * (1 - p))[:, None]).T @ x
-                    theta = theta - np.linalg.solve(hessian, x.T @ (p - y) + theta)
-                p = 1 / (1 + np.exp(-x @ theta))
-                curvature = np.eye(D) + (x * (p * (1 - p))[:, None]).T @ x
-            else:
-                p = 1 / (1 + np.exp(-x @ theta))
-                curvature = curvature + (x * (p * (1 - p))[:, None]).T @ x
-                theta = theta - np.linalg.solve(curvature, x.T @ (p - y))
-            information = information + x.T @ x
-        return theta, information, covered
+        tables = [np.concatenate(rounds[number]) for number in sorted(rounds)]
+        theta = ons([(table[:, :D], table[:, D]) for table in tables])
+        x = np.concatenate(tables)[:, :D]
+        return theta, x.T @ x + np.eye(D) / 500, covered
 
     def check_central(self, server):
         theta, information, covered = self.central()
@@ -249,7 +242,7 @@ def test_a_diagonal_form_reduces_the_upload(tmp_path):
         for device in range(3):
             federation.answer(device, 4)
         server = federation.serve()
-    (x,) = [np.concatenate(list(federation.differences()))]
+    x = np.concatenate(list(federation.answers().values()))[:, :D]
     exact = x.T @ x + np.eye(D) / 500
     got = server.strategy.algorithm.information
     np.testing.assert_allclose(got, np.diag(exact), rtol=1e-9)
@@ -384,7 +377,6 @@ def test_the_first_round_waits_for_enough_answers(tmp_path):
     federation = Federation(tmp_path)
     federation.answer(0, 5)  # 2 d = 6 are needed
     server = federation.server()
-    server.strategy.channel.connect(federation.grid)
     server.try_round()
     assert server.round == 0
     assert "5 answers; the first round needs 6" in federation.lines[-1]
@@ -400,9 +392,8 @@ def test_without_new_answers_only_the_estimate_is_sent(tmp_path):
     server = federation.serve()
     late = PreferenceAgent(tmp_path / "late.db")
     federation.stores.append(tmp_path / "late.db")
-    federation.grid = Devicegrid(federation.stores, federation.config)
+    federation.renew_grid()
     server = federation.server()
-    server.strategy.channel.connect(federation.grid)
     server.try_round()
     assert server.round == 1
     assert "no new answers from 4 devices" in federation.lines[-1]
@@ -509,7 +500,6 @@ def test_the_log_states_which_answers_are_held_back(tmp_path):
     arms = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     answer_catalogue(federation.agents[0], 41, arms)  # three pairs
     server = federation.server()
-    server.strategy.channel.connect(federation.grid)
     assert not server.try_round()
     assert federation.lines[-1] == (
         "round 2 is not counted: 41 answers held back, 2 distinct pairs missing"
@@ -680,7 +670,7 @@ def test_a_device_is_recognised_when_its_node_changes(tmp_path):
     for device in range(3):
         federation.answer(device, 2)
     federation.stores.reverse()
-    federation.grid = Devicegrid(federation.stores, federation.config)
+    federation.renew_grid()
     server = federation.serve()
     federation.check_central(server)
     assert server.devices.duels == 18
@@ -714,7 +704,6 @@ def test_answers_of_a_restored_backup_are_not_counted_twice(tmp_path):
     federation.agents[0] = PreferenceAgent(federation.stores[0])
     federation.answer(0, 2)  # numbers 8 and 9 of the backup; the server has counted 10
     server = federation.server()
-    server.strategy.channel.connect(federation.grid)
     server.try_round()
     assert server.round == 1
     federation.answer(0, 4)  # numbers 11 to 14
@@ -731,25 +720,11 @@ def test_a_copied_store_is_refused_and_the_original_is_still_counted(tmp_path):
     federation.agents[0].store.backup(tmp_path / "copy.db")
     federation.answer(0, 3)
     federation.stores.insert(1, tmp_path / "copy.db")
-    federation.grid = Devicegrid(federation.stores, federation.config)
+    federation.renew_grid()
     server = federation.serve(quorum=0.5)
     assert server.devices.duels == 11
     rows = (tmp_path / "server" / "rounds.csv").read_text()
     assert "claimed by nodes 1001, 1002: a store must not be copied to a second device" in rows
-
-
-def test_two_unknown_nodes_with_one_store_are_both_refused(tmp_path):
-    federation = Federation(tmp_path, devices=1)
-    federation.answer(0, 8)
-    federation.agents[0].store.backup(tmp_path / "copy.db")
-    federation.stores.append(tmp_path / "copy.db")
-    federation.grid = Devicegrid(federation.stores, federation.config)
-    server = federation.server(quorum=0.5)
-    server.strategy.channel.connect(federation.grid)
-    assert not server.try_round()
-    (line,) = federation.lines
-    assert "2 nodes (node 1001, node 1002): device" in line
-    assert "claimed by nodes 1001, 1002" in line
 
 
 def test_the_width_may_change_between_two_runs_of_one_federation(tmp_path):
@@ -766,18 +741,13 @@ def test_a_first_step_takes_one_exchange_per_round(tmp_path):
     for device in range(3):
         federation.answer(device, 4)
     server = federation.serve()
-    x = np.concatenate(list(federation.differences()))
-    assert len(x) == 12
-    y = []
-    for path in federation.stores:
-        with DuelStore(path) as store:
-            y += list(store.evidence(0, store.last).preferences)
-    # Twice Newton's step from 0 with ridge 1, where H = X^T X / 4; a tenth of H is kept.
-    half = x.T @ (np.array(y) - 0.5)
-    expected = 2 * np.linalg.solve(np.eye(D) + x.T @ x / 4, half)
+    table = np.concatenate(list(federation.answers().values()))
+    assert len(table) == 12
+    x, y = table[:, :D], table[:, D]
+    theta, curvature = first_step(x, y)
     algorithm = server.strategy.algorithm
-    np.testing.assert_allclose(algorithm.theta_sync, expected, rtol=1e-10)
-    np.testing.assert_allclose(algorithm.state()["curvature"], np.eye(D) + x.T @ x / 40, rtol=1e-10)
+    np.testing.assert_allclose(algorithm.theta_sync, theta, rtol=1e-10)
+    np.testing.assert_allclose(algorithm.state()["curvature"], curvature, rtol=1e-10)
     for _ in range(2):
         federation.answer(0, 3)
         server = federation.serve()
@@ -925,8 +895,8 @@ def test_an_exchange_reports_missing_replies(network, monkeypatch):
 def test_a_wait_is_reported_at_its_start_and_every_15_seconds(tmp_path, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(device_rounds.time, "monotonic", lambda: now)
-    lines = []
-    report = device_rounds.WaitReport(lines.append)
+    federation = Federation(tmp_path)
+    lines, report = federation.lines, federation.server().report
     for now in (1000.0, 1001.0, 1014.9, 1015.0, 1029.9, 1030.1):
         report("round 1", f"at {now}")
     report("round 2", "another")
@@ -995,7 +965,7 @@ def test_a_run_with_other_features_is_refused(tmp_path):
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 6)
     federation.config["dimension"] = D + 1
-    federation.grid = Devicegrid(federation.stores, federation.config)
+    federation.renew_grid()
     with pytest.raises(SettingsError, match=rf"dimension={D + 1} .*duels have {D} features"):
         federation.server().serve(federation.grid)
 

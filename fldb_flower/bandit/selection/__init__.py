@@ -3,8 +3,18 @@
 :mod:`~fldb_flower.bandit.selection.selector` applies the rule that the settings name.
 """
 
-from fldb_flower.bandit.selection.rules import colstim, maxinp, maxpairucb, thompson, ucb
-from fldb_flower.bandit.selection.scores import norms, pick, rewards, tie_breaks, tie_step
+from fldb_flower.bandit.selection.rules import (
+    colstim,
+    maxinp,
+    maxpairucb,
+    norms,
+    pick,
+    rewards,
+    thompson,
+    tie_breaks,
+    tie_step,
+    ucb,
+)
 from fldb_flower.linalg.linear import whiten
 
 __all__ = [

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.selection.rules import Pair
-from fldb_flower.bandit.selection.scores import Width, norms, rewards
+from fldb_flower.bandit.selection.rules import Pair, Width, norms, rewards
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import DataError, shown

@@ -115,7 +115,7 @@ class PlannedExchanges:
         return self._number
 
 
-class SecureNodes(DeviceChannel):
+class SecureChannel(DeviceChannel):
     """The devices of a federation with secure sums: the server reads noisy sums of their reports.
 
     An exchange that cannot be finished is given up. Its number is not used again, so no answer of
@@ -313,11 +313,6 @@ class SecureNodes(DeviceChannel):
         self.duels += self._new_duels
         names = sorted(short_name(device) for device in self._included)
         self.tally = Tally(self._new_duels, tuple((name, None, None) for name in names))
-
-    def name(self, node: int) -> str:
-        """Return the name of the device at a node, if it is known."""
-        device = self.device_at(node)
-        return f"device {short_name(device)}" if device else super().name(node)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""
