@@ -15,7 +15,7 @@ from flwr.client import NumPyClient
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from fldb_flower.errors import DataError, SettingsError, one_line
-from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.exchange import AnyUpload, Broadcast
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import one_blas_thread
@@ -93,7 +93,7 @@ class DeviceAgent(NumPyClient):
 
     def _statistics(
         self, broadcast: Broadcast, start: int, upto: int
-    ) -> tuple[DeviceUploadHeader, Upload]:
+    ) -> tuple[DeviceUploadHeader, AnyUpload]:
         end, held = upto, (0, 0)
         if not broadcast.learns:
             end = start

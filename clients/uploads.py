@@ -12,10 +12,16 @@ import numpy as np
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
 from fldb_flower.bandit.limits import units_of
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange, scale_of
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior, scale_of
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload, statistics
+from fldb_flower.federation.exchange import (
+    AnyUpload,
+    Broadcast,
+    PlayRequest,
+    ShareUpload,
+    statistics,
+)
 from fldb_flower.linalg.arrays import LARGEST, Array, FloatArray
 from fldb_flower.linalg.forms import make_form, pack
 from fldb_flower.linalg.linear import largest_norm, solve, whiten
@@ -68,7 +74,7 @@ class UploadMaker:
         self._store, self._settings = store, settings
         self.form = make_form(settings)
 
-    def report(self, broadcast: Broadcast, known: Evidence, new: Evidence) -> Upload:
+    def report(self, broadcast: Broadcast, known: Evidence, new: Evidence) -> AnyUpload:
         """Return the statistics of a person for a report of secure sums, which limits its length.
 
         Those of new answers; with shares, the whole share, and the log losses of new answers.
@@ -76,11 +82,10 @@ class UploadMaker:
         if not broadcast.shares:
             differences = self._clipped(new)
             return statistics(broadcast, differences, new.preferences, differences, self.form)
-        change = self._learner(broadcast).relative(known, new)
         count = len(known.numbers) + len(new.numbers)
-        return self._zeros(broadcast, count, 0)._replace(shares=change)
+        return ShareUpload(count, *self._learner(broadcast).relative(known, new))
 
-    def upload(self, broadcast: Broadcast, start: int, end: int) -> tuple[Upload, Evidence]:
+    def upload(self, broadcast: Broadcast, start: int, end: int) -> tuple[AnyUpload, Evidence]:
         """Return the statistics of the answers between two cuts, and these answers."""
         duels = self._store.evidence(start, end)
         if self._settings.is_private and broadcast.learns:
@@ -92,16 +97,16 @@ class UploadMaker:
                 _LOG.warning("%s", one_line(f"contributes zeros, with noise: {reason}"))
                 upload = self._zeros(broadcast, len(duels.numbers), start)
             return upload, duels
-        differences = self._rows(duels)
-        upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
         if broadcast.shares:
             change = self._store.share_change(
                 start, end, lambda own, *duels: self._learner(broadcast, own).share(*duels)
             )
-            upload = upload._replace(shares=change)
+            return ShareUpload(len(duels.numbers), *change), duels
+        differences = self._rows(duels)
+        upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
         return upload, duels
 
-    def _limited(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> Upload:
+    def _limited(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> AnyUpload:
         """Return the statistics of clipped differences, with the limit on a person.
 
         The whole share is returned and none is stored: what the server's sums contain of this
@@ -114,9 +119,9 @@ class UploadMaker:
         known, new = self._store.answers(0, start), self._store.answers(start, end)
         change = self._learner(broadcast).limited(known, new, units)
         change = change._replace(members=0.0 if start else 1.0)
-        return self._zeros(broadcast, len(duels.numbers), start)._replace(shares=change)
+        return ShareUpload(len(duels.numbers), *change)
 
-    def _zeros(self, broadcast: Broadcast, count: int, known: int) -> Upload:
+    def _zeros(self, broadcast: Broadcast, count: int, known: int) -> AnyUpload:
         """Return the upload of answers whose contribution is 0; numbers of answers are public.
 
         With privacy, it is sent if the statistics cannot be computed. That they cannot may depend
@@ -124,15 +129,13 @@ class UploadMaker:
         """
         d, clip = self._settings.dimension, self._settings.clip
         assert clip is not None
+        if broadcast.shares:
+            return ShareUpload(
+                count, self.form.zeros(), np.zeros(d), np.zeros(len(VARIANCES)),
+                squares=clip**2 * count, members=0.0 if known else 1.0,
+            )  # fmt: skip
         none = np.zeros((count, d))
-        upload = statistics(broadcast, none, np.zeros(count), none, self.form)
-        if not broadcast.shares:
-            return upload
-        change = ShareChange(
-            self.form.zeros(), np.zeros(d), np.zeros(len(VARIANCES)),
-            squares=clip**2 * count, members=0.0 if known else 1.0,
-        )  # fmt: skip
-        return upload._replace(shares=change)
+        return statistics(broadcast, none, np.zeros(count), none, self.form)
 
     def _rows(self, duels: Evidence) -> Array:
         """Return the differences, (n, d), also if the store does not know d yet."""

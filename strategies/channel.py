@@ -15,10 +15,9 @@ from flwr.serverapp import Grid
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
 from fldb_flower.errors import FederationError, RoundAbandonedError
-from fldb_flower.federation.exchange import Broadcast, Upload, total
+from fldb_flower.federation.exchange import Broadcast, total
 from fldb_flower.federation.history import Participation
-from fldb_flower.federation.plausibility import implausible
-from fldb_flower.federation.share_bounds import implausible_shares
+from fldb_flower.federation.plausibility import implausible, implausible_shares
 from fldb_flower.linalg.forms import make_form
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, encode_broadcast
@@ -41,7 +40,7 @@ class Contribution(NamedTuple):
     """The checked upload of one node, and what the node claims: its identity and its duels."""
 
     order: Any  # of summation, which does not depend on the order of arrival
-    upload: Upload
+    upload: Any
     claim: Any
 
 
@@ -358,7 +357,7 @@ class Channel(ABC):
     def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
         """Accept all contributions; raise RoundAbandonedError if there are too few duels."""
 
-    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Upload:
+    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Any:
         """Return the sum of the uploads of contributions, in this order."""
         return total([each.upload for each in contributions])
 

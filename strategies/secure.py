@@ -21,7 +21,7 @@ from fldb_flower.errors import (
     SettingsError,
 )
 from fldb_flower.federation.contributions import sizes_and_weights
-from fldb_flower.federation.exchange import Broadcast, Upload, statistics
+from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload, statistics
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.privacy.discrete import discrete_gaussian
@@ -237,7 +237,7 @@ class SecureChannel(DeviceChannel):
 
     # The sum.
 
-    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Upload:
+    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Any:
         """Return the sum of the reports, with the noise of both parties."""
         if self._header is None:
             return self._nothing()
@@ -248,23 +248,23 @@ class SecureChannel(DeviceChannel):
         reports, unit = len(included), self._units[DUELS]
         mean, deviation = (unit * each / reports for each in (float(values[-1]), sums.deviation()))
         self._observe(mean, deviation, broadcast)
-        if upload.shares is not None:
+        if isinstance(upload, ShareUpload):
             upload = self._of_all(upload, reports, broadcast)
         self._new_duels = upload.num_duels
         return upload
 
-    def _of_all(self, upload: Upload, reports: int, broadcast: Broadcast) -> Upload:
+    def _of_all(self, upload: ShareUpload, reports: int, broadcast: Broadcast) -> ShareUpload:
         """Return shares with the number of new duels, and of new members, of all devices."""
         since = self._recent[0] if self._recent else 0
         present = {device for device, number in self.counted.items() if number >= since}
         members = len(present | set(self._included))
         duels = max(0, round(members * self._rate[0] * self._rounds(broadcast)) - self.duels)
-        clip, shares = self.settings.clip, upload.shares
+        clip = self.settings.clip
         assert clip is not None
-        assert shares is not None
         new = float(len(set(self._included) - self.counted.keys()))
-        shares = shares._replace(squares=clip**2 * duels, members=new)
-        return upload._replace(num_duels=duels, shares=shares, coverage=reports / members)
+        return upload._replace(
+            num_duels=duels, squares=clip**2 * duels, members=new, coverage=reports / members
+        )
 
     # How many answers a device has.
 

@@ -26,7 +26,7 @@ from vaults import SIGNER, TASK, Clock, D, Killed, Kills, Phone, key_of
 from clients.helper import sums
 from clients.helper.sums import Helper
 from fldb_flower.errors import FederationError, PrivacyError, SecureError
-from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.secure.messages import HELLO, REPORT, Reply, Request, SumAnswer, SumRequest
@@ -471,7 +471,7 @@ class ServerAlone:
         self.units = Shared.from_bytes(requests[0].broadcast).units
         for node, request, upload in zip(nodes, requests, uploads, strict=True):
             values = upload
-            if isinstance(upload, Upload):
+            if isinstance(upload, Upload | ShareUpload):
                 values = integers_of(vector_of(upload, broadcast, self.units, self.form))
             contributions.append(self.report(node, request, broadcast, values))
         total = self.nodes.total(contributions, broadcast)

@@ -44,7 +44,8 @@ class FLDBGD(Algorithm):
         def evaluate(point: Array, play: PlayRequest | None = None) -> Upload:
             hessian, loss = solver == "newton", solver == "lbfgs"
             broadcast = Broadcast(play, point, scope="all", hessian=hessian, loss=loss)
-            return federation.exchange(broadcast)
+            upload: Upload = federation.exchange(broadcast)
+            return upload
 
         start = evaluate(self.theta_sync, self.play(round_))
         information = self.information + start.information

@@ -12,11 +12,10 @@ from fldb_flower.bandit.prior import (
     START,
     VARIANCES,
     CommonPrior,
-    ShareChange,
     mean_variance,
     scale_of,
 )
-from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, ShareUpload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.linear import solve
 from fldb_flower.linalg.noisy import blurred, denoised, observed, shrunk
@@ -121,11 +120,10 @@ class FLDBPersonal(Algorithm):
         upload = federation.exchange(
             Broadcast(self.play(round_), None, shares=True, lowest_variance=lowest)
         )
-        change, arrays = upload.shares, self.arrays
-        assert change is not None
+        change, arrays = upload, self.arrays
         extra: State = {}
         if upload.noise is not None:
-            change, extra = self._without_noise(change, upload)
+            change, extra = self._without_noise(upload)
         losses = arrays["losses"] + change.losses
         new = np.array([change.squares, upload.num_duels, change.members])
         offered = arrays["offered"] + new
@@ -147,25 +145,25 @@ class FLDBPersonal(Algorithm):
             **extra,
         }
 
-    def _without_noise(self, change: ShareChange, upload: Upload) -> tuple[ShareChange, State]:
+    def _without_noise(self, change: ShareUpload) -> tuple[ShareUpload, State]:
         """Return the change of the sums that agents receive, and the arrays behind them."""
-        assert upload.noise is not None
-        noise, coverage = upload.noise.scaled(1.0 / upload.coverage), upload.coverage
+        assert change.noise is not None
+        noise, coverage = change.noise.scaled(1.0 / change.coverage), change.coverage
         arrays, theta, least = self.arrays, self.theta_sync, noise.precision
         total = denoised(change.precision / coverage, least)
         pooled, linear = arrays["pooled"], arrays["linear"]
         old = float(arrays["offered"][1])
-        if old > 0.0 and upload.num_duels > 0:
-            growth = upload.num_duels / old
+        if old > 0.0 and change.num_duels > 0:
+            growth = change.num_duels / old
             pooled, linear = blurred(pooled, linear, total / growth, least / growth)
         sampled = 1.0 / coverage - 1.0
         precision, seen = observed(total, sampled, change.shift / coverage, noise.shift**2)
         pooled, linear = pooled + precision, linear + seen + precision @ theta
         known, shift = blurred(pooled, linear, total, least)
+        variance = arrays["loss_noise"] + change.noise.losses**2
         change = change._replace(
             precision=known - arrays["information"], shift=shift - arrays["shift"]
         )
-        variance = arrays["loss_noise"] + upload.noise.losses**2
         return change, {"pooled": pooled, "linear": linear, "loss_noise": variance}
 
     def variance(self, losses: Array, answers: float, scale: float) -> float:

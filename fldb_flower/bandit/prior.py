@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,11 +65,6 @@ class ShareChange(NamedTuple):
     # Mean squared length of the differences offered, summed over the new answers.
     squares: Any
     members: Any  # of the number of agents with a share; 1 for each that has one
-
-
-def sum_of_changes(changes: Sequence[ShareChange]) -> ShareChange:
-    """Return the sum in the given order."""
-    return ShareChange(*(sum(parts[1:], parts[0]) for parts in zip(*changes, strict=True)))
 
 
 def mean_squared_length(features: Array) -> Array:

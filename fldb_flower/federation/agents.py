@@ -25,10 +25,11 @@ from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.federation.blocks import blocks_of, rows_in_block
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import (
+    AnyUpload,
     Broadcast,
     Outcomes,
     PlayRequest,
-    Upload,
+    ShareUpload,
     statistics,
     total,
 )
@@ -190,7 +191,7 @@ class AgentGroup:
         self.agents = agents
         self.blocks = [AgentBlock(settings, block) for block in blocks_of(settings, agents)]
 
-    def answer(self, broadcast: Broadcast, counted: int) -> Upload:
+    def answer(self, broadcast: Broadcast, counted: int) -> Any:
         """Play the requested iterations and return the requested statistics.
 
         Iterations already played are not played again. ``counted`` is the last iteration whose
@@ -208,7 +209,7 @@ class AgentGroup:
             block.restore(part_of(state, str(place)))
 
 
-def total_of_blocks(uploads: Sequence[Upload]) -> Upload:
+def total_of_blocks(uploads: Sequence[Any]) -> Any:
     """Return the sum of the uploads of blocks that played the same iterations."""
     if len(uploads) == 1:
         return uploads[0]
@@ -247,7 +248,7 @@ class AgentBlock:
         rows = len(agents) * self._offers.capacity
         self._offsets = self._arrays.arange(rows) * settings.num_arms
 
-    def answer(self, broadcast: Broadcast, counted: int) -> Upload:
+    def answer(self, broadcast: Broadcast, counted: int) -> Any:
         """Play the requested iterations and return the requested statistics."""
         if counted < self.log.settled:  # duels after an earlier reply were counted at once
             raise RuntimeError(f"the reply up to iteration {self.log.settled} is not counted")
@@ -320,13 +321,17 @@ class AgentBlock:
         if self._clip is not None:
             differences[:] = clipped(differences, self._clip)
 
-    def _upload(self, broadcast: Broadcast) -> Upload:
+    def _upload(self, broadcast: Broadcast) -> AnyUpload:
         """Return the sums over the block's duels (Algorithm 1, lines 7 to 11)."""
         log, units = self.log, None
         fresh, answers = log.fresh()
         outcomes = (Outcomes(log.counted + 1, len(self.agents), log.fresh_outcomes()),)
         if self._limits_persons and broadcast.learns:
             units = units_of(*sizes_and_weights(broadcast, self._settings))
+        if broadcast.shares:
+            change = self._policy.shares(log.played, units)
+            assert change is not None
+            return ShareUpload(len(answers), *change, outcomes=outcomes)
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
         if units is not None and broadcast.theta_hat is not None:
@@ -340,7 +345,6 @@ class AgentBlock:
             information=to_numpy(upload.information),
             hessian=None if upload.hessian is None else to_numpy(upload.hessian),
             outcomes=outcomes,
-            shares=self._policy.shares(log.played, units) if broadcast.shares else None,
         )
 
     def _overflow(self, features: Array, iterations: range) -> DataError | ConvergenceError:

@@ -19,14 +19,9 @@ _MATRICES = {"local": 1, "personal": 7}  # (d, d) of each agent with an estimate
 
 
 def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> range:
-    """Return the contiguous agents that a node hosts.
+    """Return the contiguous agents that a node hosts; raise ValueError if there are none.
 
     The first ``num_agents % num_partitions`` nodes host one agent more than the others.
-
-    Raises
-    ------
-    ValueError
-        The partition does not exist, or there are more nodes than agents.
     """
     if not 0 <= partition_id < num_partitions:
         raise ValueError(f"partition-id={partition_id} is not in 0..{num_partitions - 1}")
@@ -59,27 +54,13 @@ def rows_in_block(settings: Settings) -> int:
 
 
 def require_agents(settings: Settings, agents: int, *, may_repeat: bool = True) -> None:
-    """Check that the memory suffices for simulated agents.
+    """Raise SettingsError if the memory does not suffice for so many simulated agents.
 
     The estimate is a lower bound. It has the duels that are stored and, of agents with their own
     estimates, the matrices. For one block, it has the arms of an iteration, as drawn and in the
-    order of iterations, and their differences from the first arm, or the norms of all pairs.
-
-    Parameters
-    ----------
-    settings : Settings
-        Settings of the run.
-    agents : int
-        Number of agents in this process, or in all on this machine.
-    may_repeat : bool
-        Whether a message may be repeated, so that duels are stored until the next one. If not,
-        a block's duels are dropped after the last exchange of a round
-        (:attr:`~fldb_flower.federation.exchange.Broadcast.final`).
-
-    Raises
-    ------
-    SettingsError
-        The memory does not suffice.
+    order of iterations, and their differences from the first arm, or the norms of all pairs. If no
+    message is repeated, a block's duels are dropped after the last exchange of a round
+    (:attr:`~fldb_flower.federation.exchange.Broadcast.final`).
     """
     if settings.backend not in {"numpy", "cpu"}:
         return  # they are in a GPU's memory

@@ -11,29 +11,18 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from fldb_flower.bandit import preference
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange, sum_of_changes
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.forms import Form
 
-__all__ = [
-    "Broadcast",
-    "Federation",
-    "Noise",
-    "Outcomes",
-    "PlayRequest",
-    "Upload",
-    "statistics",
-    "total",
-]
-
-Scope = Literal["fresh", "all"]
+__all__ = ["Broadcast", "Federation", "PlayRequest", "Upload"]
 
 
 class PlayRequest(NamedTuple):
@@ -71,7 +60,7 @@ class Broadcast(NamedTuple):
         Whether the gradient may be aggregated robustly (the setting ``robust``) instead of
         summed. Used by the server only; not sent.
     shares : bool
-        Whether agents return changes of their shares (FLDB-Personal).
+        Whether agents return changes of their shares (FLDB-Personal) instead.
     lowest_variance : float
         The smallest v so far, which bounds changes of shares. Used by the server only; not sent.
     final : bool
@@ -92,7 +81,7 @@ class Broadcast(NamedTuple):
 
     play: PlayRequest | None
     theta_hat: Array | None
-    scope: Scope = "fresh"
+    scope: Literal["fresh", "all"] = "fresh"
     hessian: bool = False
     loss: bool = False
     robust: bool = False
@@ -120,25 +109,11 @@ class Broadcast(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """Regret and predictions of consecutive iterations (simulation only).
+    """Regret and predictions of consecutive iterations (simulation only)."""
 
-    ``sums`` are the ``fldb_flower.bandit.duels.OUTCOMES`` of each iteration from ``first``
-    on, (iterations, 5), summed over a block of ``agents`` agents.
-
-    Examples
-    --------
-    The regrets of iterations 3 and 4, summed over 10 agents, without predictions:
-
-    >>> import numpy as np
-    >>> from fldb_flower.federation.exchange import Outcomes
-    >>> sums = np.array([[2.5, 0, 0, 0, 0], [1.5, 0, 0, 0, 0]])
-    >>> Outcomes(first=3, agents=10, sums=sums).sums.shape
-    (2, 5)
-    """
-
-    first: int
+    first: int  # iteration
     agents: int
-    sums: Array
+    sums: Array  # `fldb_flower.bandit.duels.OUTCOMES` of each iteration, (iterations, 5)
 
 
 class Noise(NamedTuple):
@@ -147,21 +122,6 @@ class Noise(NamedTuple):
     Each number of a part has this standard deviation. In full matrices those are the entries of
     the diagonal. Off-diagonal entries have ``1 / sqrt(2)`` of it, so that the noise is the same in
     any orthonormal basis (``fldb_flower.privacy.mechanism.with_noise``).
-
-    Attributes
-    ----------
-    gradient, information, hessian, loss : float
-        Of the parts of an upload.
-    precision, shift, losses, squares, members : float
-        Of the parts of ``shares``.
-    num_duels : float
-        Of the number of duels.
-
-    Examples
-    --------
-    >>> from fldb_flower.federation.exchange import Noise
-    >>> Noise(gradient=2.0, information=8.0).hessian
-    0.0
     """
 
     gradient: float = 0.0
@@ -190,27 +150,21 @@ class Upload(NamedTuple):
     gradient : Array
         Gradient of the loss at theta_hat, (d,).
     information : Array
-        W_new over the duels not yet acknowledged, (d, d) or in another form.
+        W_new over the duels not yet acknowledged, (d, d), or (d,) for its diagonal.
     hessian : Array or None
         Hessian of the loss at theta_hat, in the same form.
     loss : float or None
         Loss at theta_hat.
     outcomes : tuple of Outcomes
         Of the iterations not yet acknowledged, one entry per block of agents.
-    shares : ShareChange or None
-        Change of the shares of FLDB-Personal.
     noise : Noise or None
         What was added for differential privacy; None without.
-    coverage : float
-        Share of all agents that the sums are over, if shares are whole and not changes (privacy).
 
     Examples
     --------
-    :func:`statistics` creates uploads, and :func:`total` sums them:
-
     >>> import numpy as np
     >>> from fldb_flower.federation.exchange import Upload
-    >>> upload = Upload(1, np.array([-0.5, 0.0]), np.diag([1.0, 0.0]), None, None, ())
+    >>> upload = Upload(1, np.array([-0.5, 0.0]), np.diag([1.0, 0.0]))
     >>> upload.num_duels
     1
     """
@@ -218,12 +172,28 @@ class Upload(NamedTuple):
     num_duels: int
     gradient: Array
     information: Array
-    hessian: Array | None
-    loss: float | None
-    outcomes: tuple[Outcomes, ...]
-    shares: ShareChange | None = None
+    hessian: Array | None = None
+    loss: float | None = None
+    outcomes: tuple[Outcomes, ...] = ()
     noise: Noise | None = None
-    coverage: float = 1.0
+
+
+class ShareUpload(NamedTuple):
+    """The upload of FLDB-Personal: a :class:`~fldb_flower.bandit.prior.ShareChange` of agents."""
+
+    num_duels: int
+    precision: Array
+    shift: Array
+    losses: Array
+    squares: float
+    members: float
+    outcomes: tuple[Outcomes, ...] = ()
+    noise: Noise | None = None
+    coverage: float = 1.0  # share of all agents, if shares are whole and not changes (privacy)
+
+
+AnyUpload = Upload | ShareUpload
+U = TypeVar("U", Upload, ShareUpload)
 
 
 def statistics(
@@ -231,40 +201,13 @@ def statistics(
 ) -> Upload:
     """Return the statistics of duels that a broadcast requests (Algorithm 1, lines 7 to 11).
 
-    Parameters
-    ----------
-    broadcast : Broadcast
-        The request. Without ``theta_hat`` all sums are zero, except ``num_duels`` with shares.
-    differences, preferences : Array
-        Of the duels in the broadcast's scope, (n, d) and (n,).
-    fresh : Array
-        Differences of the duels not yet acknowledged, (m, d), for W_new.
-    form : Form
-        Form of W_new and the Hessian.
-
-    Examples
-    --------
-    One duel with difference (1, 0), which the first arm won. At theta_hat = 0, mu is 1/2, so the
-    gradient of the loss is (1/2 - 1) phi and W_new is phi phi^T:
-
-    >>> import numpy as np
-    >>> from fldb_flower.federation.exchange import Broadcast, PlayRequest, statistics
-    >>> from fldb_flower.linalg.forms import make_form
-    >>> from fldb_flower.settings import Settings
-    >>> differences, preferences = np.array([[1.0, 0.0]]), np.array([1.0])
-    >>> request = Broadcast(PlayRequest(1, 1), np.zeros(2))
-    >>> form = make_form(Settings(dimension=2))
-    >>> upload = statistics(request, differences, preferences, differences, form)
-    >>> upload.gradient
-    array([-0.5,  0. ])
-    >>> upload.information
-    array([[1., 0.],
-           [0., 0.]])
+    Differences (n, d) and preferences (n,) are those of the duels in the broadcast's scope.
+    ``fresh`` are the differences of the duels not yet acknowledged, (m, d), for W_new. Without
+    ``theta_hat``, nothing is requested, so that all sums are zero.
     """
     theta = broadcast.theta_hat
     if theta is None:
-        count = len(preferences) if broadcast.shares else 0
-        return Upload(count, np.zeros(form.dimension), form.zeros(), None, None, ())
+        return Upload(0, np.zeros(form.dimension), form.zeros())
     hessian = loss = None
     if broadcast.hessian:
         gradient, hessian = preference.derivatives(theta, differences, preferences, form)
@@ -272,42 +215,19 @@ def statistics(
         gradient = preference.gradient(theta, differences, preferences)
     if broadcast.loss:
         loss = float(preference.loss(theta, differences, preferences))
-    information = preference.gram(fresh, form)
-    return Upload(len(preferences), gradient, information, hessian, loss, ())
+    return Upload(len(preferences), gradient, preference.gram(fresh, form), hessian, loss)
 
 
-def total(uploads: Sequence[Upload]) -> Upload:
-    """Sum uploads in the given order, which must not depend on the order of arrival.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fldb_flower.federation.exchange import Upload, total
-    >>> one = Upload(1, np.array([-0.5, 0.0]), np.diag([1.0, 0.0]), None, None, ())
-    >>> two = Upload(2, np.array([0.0, 1.0]), np.diag([0.0, 8.0]), None, None, ())
-    >>> total([one, two]).num_duels
-    3
-    >>> total([one, two]).gradient
-    array([-0.5,  1. ])
-    """
+def total(uploads: Sequence[U]) -> U:
+    """Sum uploads of one kind in the given order, which must not depend on that of arrival."""
     if len(uploads) == 1:
         return uploads[0]
-    hessians = [upload.hessian for upload in uploads if upload.hessian is not None]
-    losses = [upload.loss for upload in uploads if upload.loss is not None]
-    shares = [upload.shares for upload in uploads if upload.shares is not None]
-    return Upload(
-        num_duels=sum(upload.num_duels for upload in uploads),
-        gradient=_total([upload.gradient for upload in uploads]),
-        information=_total([upload.information for upload in uploads]),
-        hessian=_total(hessians) if hessians else None,
-        loss=sum(losses) if losses else None,
-        outcomes=tuple(each for upload in uploads for each in upload.outcomes),
-        shares=sum_of_changes(shares) if shares else None,
-    )
-
-
-def _total(arrays: Sequence[Array]) -> Array:
-    return functools.reduce(operator.add, arrays)
+    columns = zip(uploads[0]._fields, zip(*uploads, strict=True), strict=True)
+    return uploads[0]._replace(**{
+        name: functools.reduce(operator.add, values)
+        for name, values in columns
+        if values[0] is not None and name != "coverage"
+    })  # fmt: skip
 
 
 class NoiseSource(Protocol):
@@ -316,7 +236,7 @@ class NoiseSource(Protocol):
     def require(self, broadcast: Broadcast, number: int) -> None:
         """Check, before anything is sent, that exchange ``number`` may release an upload."""
 
-    def add(self, upload: Upload, broadcast: Broadcast, number: int) -> Upload:
+    def add(self, upload: AnyUpload, broadcast: Broadcast, number: int) -> AnyUpload:
         """Return the upload of exchange ``number`` with noise."""
 
 
@@ -337,23 +257,21 @@ class Federation(ABC):
     A federation of one agent, whose only duel is known:
 
     >>> import numpy as np
-    >>> from fldb_flower.federation.exchange import Broadcast, Federation, statistics
+    >>> from fldb_flower.federation.exchange import Broadcast, Federation, Upload
     >>> from fldb_flower.federation.history import Counts
-    >>> from fldb_flower.linalg.forms import make_form
-    >>> from fldb_flower.settings import Settings
     >>> class OneDuel(Federation):
-    ...     differences, preferences = np.array([[1.0, 0.0]]), np.array([1.0])
-    ...     form = make_form(Settings(dimension=2))
+    ...     difference, preference = np.array([1.0, 0.0]), 1.0
     ...
     ...     def collect(self, broadcast):
-    ...         x, y = self.differences, self.preferences
-    ...         return statistics(broadcast, x, y, x, self.form)
+    ...         x = self.difference
+    ...         predicted = 1 / (1 + np.exp(-x @ broadcast.theta_hat))
+    ...         return Upload(1, (predicted - self.preference) * x, np.outer(x, x))
     ...
     ...     def mark_counted(self):
     ...         pass
     >>> federation = OneDuel(Counts())
     >>> federation.exchange(Broadcast(None, np.zeros(2))).gradient
-    array([-0.5,  0. ])
+    array([-0.5, -0. ])
     >>> federation.acknowledge()
     >>> federation.history.exchanges, federation.history.rounds
     (1, 1)
@@ -362,10 +280,12 @@ class Federation(ABC):
     def __init__(self, history: Counts, privacy: NoiseSource | None = None) -> None:
         self.history = history
         self._privacy = privacy
-        self._last: Upload | None = None
+        self._last: AnyUpload | None = None
 
-    def exchange(self, broadcast: Broadcast) -> Upload:
+    def exchange(self, broadcast: Broadcast) -> Any:
         """Send a broadcast to the agents and return the sum of their uploads.
+
+        It is an :class:`Upload`, or a :class:`ShareUpload` if the broadcast requests shares.
 
         Raises
         ------
@@ -403,7 +323,7 @@ class Federation(ABC):
         self.history.count_round()
 
     @abstractmethod
-    def collect(self, broadcast: Broadcast) -> Upload:
+    def collect(self, broadcast: Broadcast) -> AnyUpload:
         """Carry out one exchange and return the sum of the uploads."""
 
     @abstractmethod

@@ -132,10 +132,10 @@ class Counts:
         """Return the exchanges and bytes so far."""
         return {name: getattr(self, name) for name in _STORED}
 
-    def restore_counts(self, counts: dict[str, int]) -> None:
-        """Restore what :meth:`counts` returned; the bytes of nodes may be missing."""
+    def restore_counts(self, counts: Mapping[str, int]) -> None:
+        """Restore what :meth:`counts` returned."""
         for name in _STORED:
-            setattr(self, name, counts.get(name, 0))
+            setattr(self, name, counts[name])
 
 
 @dataclass
@@ -150,11 +150,6 @@ class History(Counts):
         T.
     on_progress : callable, optional
         Called with this history after each acknowledged exchange.
-
-    Raises
-    ------
-    SettingsError
-        The horizon is not a positive integer, or too long for the memory.
 
     Examples
     --------
@@ -205,28 +200,21 @@ class History(Counts):
     def state(self) -> dict[str, NDArray[Any]]:
         """Return everything but the participation as arrays, for :meth:`restore`."""
         self._add_pending()
-        counts = [self.iteration, self.rounds, *self.counts().values()]
-        openings = {"openings": np.array(self.openings)} if self.openings else {}
-        return openings | {
+        counts = [self.iteration, self.rounds, self.openings, *self.counts().values()]
+        return {
             "counts": np.array(counts),
             "exchanges": self._exchanges[: self.iteration + 1].copy(),
-            "regret": self._outcomes[: self.iteration, 0].copy(),
-            "predictions": self._outcomes[: self.iteration, 1:].copy(),
+            "outcomes": self._outcomes[: self.iteration].copy(),
             "agents": self._agents[: self.iteration].copy(),
         }
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore what :meth:`state` returned."""
         self._pending.clear()
-        self.iteration, self.rounds, *counts = (int(number) for number in state["counts"])
-        self.restore_counts(dict(zip(self.counts(), counts, strict=True)))
-        self.openings = int(state.get("openings", 0))
-        for array, saved in (
-            (self._exchanges, state["exchanges"]),
-            (self._outcomes[:, 0], state["regret"]),
-            (self._outcomes[:, 1:], state["predictions"]),
-            (self._agents, state["agents"]),
-        ):
+        self.iteration, self.rounds, self.openings, *counts = map(int, state["counts"])
+        self.restore_counts(dict(zip(_STORED, counts, strict=True)))
+        for name in ("exchanges", "outcomes", "agents"):
+            array, saved = getattr(self, f"_{name}"), state[name]
             array[: len(saved)] = saved
             array[len(saved) :] = 0
 
@@ -244,13 +232,7 @@ class History(Counts):
 
     @property
     def cumulative_regret(self) -> FloatArray:
-        """Cumulative regret after each iteration, averaged over the agents that reported it.
-
-        Raises
-        ------
-        DataError
-            It is not finite.
-        """
+        """Cumulative regret after each iteration, averaged over the agents that reported it."""
         with np.errstate(over="ignore", invalid="ignore"):  # raised below as an error
             self._add_pending()
             cumulative = np.cumsum(self._outcomes[:, 0] / np.maximum(self._agents, 1))

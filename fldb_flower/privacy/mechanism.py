@@ -9,7 +9,7 @@ import numpy as np
 
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import PrivacyError
-from fldb_flower.federation.exchange import Broadcast, Noise, Upload
+from fldb_flower.federation.exchange import AnyUpload, Broadcast, Noise, ShareUpload
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import form_of, pack
 from fldb_flower.privacy.discrete import with_discrete_noise
@@ -91,7 +91,7 @@ class GaussianMechanism:
         """Return the standard deviations of the noise in the sum that a broadcast requests."""
         return release_of(broadcast, self._settings).noise().scaled(self.plan.deviation)
 
-    def add(self, upload: Upload, broadcast: Broadcast, number: int) -> Upload:
+    def add(self, upload: AnyUpload, broadcast: Broadcast, number: int) -> AnyUpload:
         """Return the upload of exchange ``number`` with noise.
 
         Raises
@@ -114,7 +114,7 @@ def noise_of(settings: Settings) -> GaussianMechanism | None:
     return GaussianMechanism(settings) if settings.is_private else None
 
 
-def with_noise(upload: Upload, noise: Noise, add: AddNoise) -> Upload:
+def with_noise(upload: AnyUpload, noise: Noise, add: AddNoise) -> AnyUpload:
     """Return an upload with independent Gaussian noise of the given standard deviations.
 
     Parameters
@@ -126,11 +126,10 @@ def with_noise(upload: Upload, noise: Noise, add: AddNoise) -> Upload:
     add : callable
         Returns values, (n,), with noise of given standard deviations, (n,).
     """
-    form = form_of(upload.information)
-    holder = upload if upload.shares is None else upload.shares
+    form = form_of(upload.precision if isinstance(upload, ShareUpload) else upload.information)
     noisy: dict[str, Any] = {}
     for part in _PARTS:
-        if (exact := getattr(holder, part, None)) is None:
+        if (exact := getattr(upload, part, None)) is None:
             continue
         deviation = getattr(noise, part)
         if not deviation > 0.0:
@@ -142,10 +141,7 @@ def with_noise(upload: Upload, noise: Noise, add: AddNoise) -> Upload:
             values = np.ravel(exact)
             found = add(values, np.full(values.shape, deviation))
             noisy[part] = float(found[0]) if np.ndim(exact) == 0 else found
-    changed = holder._replace(**noisy)
-    if isinstance(changed, Upload):
-        return changed._replace(noise=noise)
-    return upload._replace(shares=changed, noise=noise)
+    return upload._replace(**noisy, noise=noise)
 
 
 def simulated(generator: np.random.Generator) -> AddNoise:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from fldb_flower.bandit.prior import VARIANCES, ShareChange
+from fldb_flower.bandit.prior import VARIANCES
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Noise, Upload
+from fldb_flower.federation.exchange import AnyUpload, Broadcast, Noise, ShareUpload, Upload
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.forms import Form, make_form, pack
 from fldb_flower.secure.canonical import checked_fields, checked_integer, framed, unframed
@@ -107,13 +107,12 @@ def _size(part: str, form: Form) -> int:
 
 
 def vector_of(
-    upload: Upload, broadcast: Broadcast, units: Mapping[str, float], form: Form
+    upload: AnyUpload, broadcast: Broadcast, units: Mapping[str, float], form: Form
 ) -> FloatArray:
     """Return the statistics of one person in the units of each part; it may be longer than 1."""
-    holder = upload if upload.shares is None else upload.shares
     values = []
     for name in parts_of(broadcast):
-        value = upload.num_duels if name == DUELS else getattr(holder, name)
+        value = getattr(upload, name)
         if name in _MATRICES:
             value = pack(value) * form.off_diagonal()
         values.append(np.ravel(value) / units[name])
@@ -126,12 +125,13 @@ def upload_of(
     broadcast: Broadcast,
     units: Mapping[str, float],
     form: Form,
-) -> Upload:
+) -> AnyUpload:
     """Return the sum of the vectors of several persons, with noise, as an upload.
 
     ``deviation`` is the standard deviation of the noise of each value of ``vector``.
     """
-    values, noise, start = {}, {}, 0
+    values: dict[str, Any] = {}
+    noise, start = {}, 0
     for name in parts_of(broadcast):
         end = start + _size(name, form)
         value = vector[start:end] * units[name]
@@ -139,8 +139,6 @@ def upload_of(
             value = form.unpack(value / form.off_diagonal())
         values[name], noise[name], start = value, deviation * units[name], end
     duels = max(0, round(float(values.pop(DUELS)[0])))
-    gradient = values.pop("gradient", np.zeros(form.dimension))
-    information = values.pop("information", form.zeros())
-    hessian = values.pop("hessian", None)
-    shares = ShareChange(**values, squares=0.0, members=0.0) if broadcast.shares else None
-    return Upload(duels, gradient, information, hessian, None, (), shares, Noise(**noise))
+    if broadcast.shares:
+        return ShareUpload(duels, **values, squares=0.0, members=0.0, noise=Noise(**noise))
+    return Upload(duels, **values, noise=Noise(**noise))

@@ -28,9 +28,16 @@ import numpy as np
 
 from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
+from fldb_flower.bandit.prior import VARIANCES, CommonPrior
 from fldb_flower.errors import DataError
-from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
+from fldb_flower.federation.exchange import (
+    AnyUpload,
+    Broadcast,
+    Outcomes,
+    PlayRequest,
+    ShareUpload,
+    Upload,
+)
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.forms import Form, pack
 
@@ -155,13 +162,13 @@ class UploadError(Exception):
 def encode_broadcast(broadcast: Broadcast) -> tuple[FloatArray, BroadcastHeader]:
     """Return a broadcast as a vector, and its header."""
     play = broadcast.play or PlayRequest(0, 0)
-    parts, kind = [], 0
+    estimate, parts, kind = play.estimate, [], 0
     if broadcast.theta_hat is not None:
         parts.append(broadcast.theta_hat)
-    if isinstance(prior := play.estimate, CommonPrior):
-        numbers = np.array([prior.variance, prior.scale])
-        parts, kind = [*parts, prior.shift, pack(prior.precision), numbers], _PERSONAL
-    elif estimate := play.estimate:
+    if isinstance(estimate, CommonPrior):
+        numbers = np.array([estimate.variance, estimate.scale])
+        parts, kind = [*parts, estimate.shift, pack(estimate.precision), numbers], _PERSONAL
+    elif estimate is not None:
         parts, kind = [*parts, estimate.theta_sync, pack(estimate.information)], _COMMON
     return _vector(parts), BroadcastHeader(
         first=play.first,
@@ -205,12 +212,11 @@ def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) ->
     )
 
 
-def encode_upload(upload: Upload, broadcast: Broadcast) -> FloatArray:
+def encode_upload(upload: AnyUpload, broadcast: Broadcast) -> FloatArray:
     """Return the statistics of an upload as one vector; outcomes travel beside it."""
-    if upload.shares is not None:
-        change = upload.shares
-        numbers = np.array([change.squares, change.members])
-        return _vector([change.shift, pack(change.precision), change.losses, numbers])
+    if isinstance(upload, ShareUpload):
+        numbers = np.array([upload.squares, upload.members])
+        return _vector([upload.shift, pack(upload.precision), upload.losses, numbers])
     if broadcast.theta_hat is None:
         return _vector([])
     parts = [upload.gradient, pack(upload.information)]
@@ -221,7 +227,7 @@ def encode_upload(upload: Upload, broadcast: Broadcast) -> FloatArray:
     return _vector(parts)
 
 
-def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form) -> Upload:
+def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form) -> Any:
     """Invert :func:`encode_upload`; raise UploadError for a wrong shape, dtype or number."""
     size, d = broadcast.sizes(form)[0], form.dimension
     if vector.dtype != np.float64:
@@ -232,13 +238,11 @@ def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form
         square = float(vector @ vector)  # one fast pass, which overflow fails too
     if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
-    nothing = Upload(num_duels, np.zeros(d), form.zeros(), None, None, ())
     if broadcast.shares:
         shift, matrix, losses, numbers = _parts(vector, [d, form.size, len(VARIANCES), 2])
-        change = ShareChange(form.unpack(matrix), shift, losses, *numbers.tolist())
-        return nothing._replace(shares=change)
+        return ShareUpload(num_duels, form.unpack(matrix), shift, losses, *numbers.tolist())
     if broadcast.theta_hat is None:
-        return nothing
+        return Upload(num_duels, np.zeros(d), form.zeros())
     lengths = [d, form.size, form.size * broadcast.hessian, int(broadcast.loss)]
     gradient, information, hessian, loss = _parts(vector, lengths)
     return Upload(
@@ -247,7 +251,6 @@ def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form
         information=form.unpack(information),
         hessian=form.unpack(hessian) if broadcast.hessian else None,
         loss=float(loss[0]) if broadcast.loss else None,
-        outcomes=(),
     )
 
 

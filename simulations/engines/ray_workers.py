@@ -134,7 +134,9 @@ class RayWorkers:
             opened.callback(lambda: [self._ray.kill(actor) for actor in self._actors])
             self._actors += [self._actor(part, num_cpus=1) for part in self._shards]
             try:
-                self._ray.get([each.is_ready.remote() for each in self._actors], START_SECONDS)
+                self._ray.get(
+                    [each.is_ready.remote() for each in self._actors], timeout=START_SECONDS
+                )
             except self._ray.exceptions.RayError as error:
                 raise _failure(error) from None
             self._opened = opened.pop_all()

@@ -23,7 +23,7 @@ from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.errors import FederationError, SettingsError, one_line
 from fldb_flower.federation.agents import AgentGroup, total_of_blocks
 from fldb_flower.federation.blocks import blocks_of, require_agents
-from fldb_flower.federation.exchange import Broadcast, Federation, Upload
+from fldb_flower.federation.exchange import Broadcast, Federation
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.forms import make_form
@@ -73,7 +73,7 @@ class DirectFederation(Federation):
         self.shards = list(_shards(settings))
         self.workers = _workers(settings, self.shards)  # last: it may start processes
 
-    def collect(self, broadcast: Broadcast) -> Upload:
+    def collect(self, broadcast: Broadcast) -> Any:
         """Call all agents and return the sum of their uploads."""
         uploads = self.workers.call("answer", [(broadcast, self._counted)])
         if broadcast.learns:

@@ -84,9 +84,11 @@ def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
         play = PlayRequest(first, last, estimate)
         broadcast = Broadcast(play, theta, scope, hessian=True, shares=is_personal)
         one, two = (group.answer(broadcast, first - 1) for group in (through, resumed))
-        np.testing.assert_array_equal(one.gradient, two.gradient)
         np.testing.assert_array_equal(one.outcomes[0].sums, two.outcomes[0].sums)
-        assert type(one.gradient) is type(one.information) is type(one.hessian) is np.ndarray
+        for first_part, second_part in zip(one, two, strict=True):
+            if hasattr(first_part, "shape"):
+                assert type(first_part) is np.ndarray
+                np.testing.assert_array_equal(first_part, second_part)
         saved = unpack_arrays(pack_arrays(resumed.state()))
         resumed = AgentGroup(chosen, range(2, 9))
         resumed.restore(saved)

@@ -83,7 +83,7 @@ class Device:
         (sent,), count, reply = self.agent.fit([vector], config)
         upload = decode_upload(sent, count, broadcast, Form(D))
         assert reply["header"][:3] == [count, counted, counted + count]
-        return counted + count, upload.shares
+        return counted + count, upload
 
 
 @pytest.fixture

@@ -263,7 +263,7 @@ if os.fork() == 0:
 """,
     "after several threads started some at once": """
 kept = []
-threads = [threading.Thread(target=lambda: kept.append(opened()) for _ in range(8)]
+threads = [threading.Thread(target=lambda: kept.append(opened())) for _ in range(8)]
 for thread in threads:
     thread.start()
 for thread in threads:

@@ -23,6 +23,7 @@ from fldb_flower.federation.exchange import (
     Broadcast,
     Federation,
     PlayRequest,
+    Upload,
     statistics,
     total,
 )
@@ -48,9 +49,8 @@ def make_settings(**values):
 
 def parts_of(upload):
     """Return the released numbers by the name of their noise."""
-    holder = upload if upload.shares is None else upload.shares
     names = ("gradient", "information", "hessian", "precision", "shift", "losses")
-    found = {name: getattr(holder, name, None) for name in names}
+    found = {name: getattr(upload, name, None) for name in names}
     return {name: part for name, part in found.items() if part is not None}
 
 
@@ -263,11 +263,10 @@ class Attacked(Federation):
 
 def zeros_like(upload):
     """Return what is left of a person under zero-out: numbers of duels and of agents are public."""
-    if upload.shares is None:
-        nothing = {name: 0.0 * part for name, part in parts_of(upload).items()}
-        return upload._replace(**nothing)
-    nothing = {name: 0.0 * part for name, part in parts_of(upload).items() if name in _SHARES}
-    return upload._replace(shares=upload.shares._replace(**nothing))
+    kept = set() if isinstance(upload, Upload) else set(parts_of(upload)) - set(_SHARES)
+    return upload._replace(
+        **{name: 0.0 * part for name, part in parts_of(upload).items() if name not in kept}
+    )
 
 
 _SHARES = ("precision", "shift", "losses")

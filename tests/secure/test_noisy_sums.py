@@ -13,9 +13,16 @@ from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.algorithms.personal import FLDBPersonal
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
-from fldb_flower.bandit.prior import VARIANCES, ShareChange
+from fldb_flower.bandit.prior import VARIANCES
 from fldb_flower.federation.contributions import limited_statistics
-from fldb_flower.federation.exchange import Broadcast, Noise, PlayRequest, Upload, statistics
+from fldb_flower.federation.exchange import (
+    Broadcast,
+    Noise,
+    PlayRequest,
+    ShareUpload,
+    Upload,
+    statistics,
+)
 from fldb_flower.linalg.forms import Form
 from fldb_flower.linalg.noisy import blurred, denoised, observed, shrunk
 from fldb_flower.settings import from_nested
@@ -138,7 +145,7 @@ def test_an_observation_is_bayes_rule(seed, ridge, spread, variance):
 
 def upload_of(rng, size, noise):
     gradient = size * rng.standard_normal(D)
-    return Upload(10, gradient, size * symmetric(rng), size * symmetric(rng), None, (), None, noise)
+    return Upload(10, gradient, size * symmetric(rng), size * symmetric(rng), None, (), noise)
 
 
 @given(seeds, st.lists(st.tuples(sizes, sizes, sizes, sizes), min_size=1, max_size=6))
@@ -171,14 +178,14 @@ def test_fldb_ons_is_the_posterior_of_all_noisy_observations():
     precision, linear = 2.0 * np.eye(D), np.zeros(D)
     w = positive(rng)
     g = -(w / 8.0) @ truth + rng.standard_normal(D)
-    learn(algorithm, Upload(10, g, w, None, None, (), None, exact), 1)
+    learn(algorithm, Upload(10, g, w, None, None, (), exact), 1)
     inverse = np.linalg.inv(5.0 * w / 8.0 + s**2 * np.eye(D))
     precision += (w / 8.0) @ inverse @ (w / 8.0)
     linear -= (w / 8.0) @ inverse @ g
     for number in range(2, 6):
         h, theta = positive(rng), algorithm.theta_hat
         g = h @ (theta - truth) + 3.0 * rng.standard_normal(D)
-        learn(algorithm, Upload(10, g, 4.0 * h, h, None, (), None, exact), number)
+        learn(algorithm, Upload(10, g, 4.0 * h, h, None, (), exact), number)
         inverse = np.linalg.inv(h + s**2 * np.eye(D))
         precision += h @ inverse @ h
         linear += h @ inverse @ (h @ theta - g)
@@ -202,9 +209,7 @@ def test_fldb_ogd_does_not_move_if_all_is_noise():
 
 
 def share_upload(precision, shift, losses, noise):
-    change = ShareChange(precision, shift, losses, squares=90.0, members=10.0)
-    nothing = np.zeros(D), np.zeros((D, D))
-    return Upload(10, *nothing, None, None, (), change, noise)
+    return ShareUpload(10, precision, shift, losses, squares=90.0, members=10.0, noise=noise)
 
 
 def test_agents_of_fldb_personal_learn_alone_if_all_is_noise():

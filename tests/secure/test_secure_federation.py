@@ -17,9 +17,8 @@ from vaults import STEPS, D, Killed, share_by_hand
 from fldb_flower.algorithms.personal import FLDBPersonal
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.bandit.prior import ShareChange
 from fldb_flower.errors import CheckpointError, FederationError, PrivacyError
-from fldb_flower.federation.exchange import Noise, Upload
+from fldb_flower.federation.exchange import Noise, ShareUpload
 from fldb_flower.federation.history import Counts
 from fldb_flower.secure.report import SCALE
 from fldb_flower.settings import from_flat
@@ -112,10 +111,10 @@ def test_sums_of_shares_are_those_of_all_answers(tmp_path):
             units = federation.units
             for place, name in enumerate(("precision", "shift")):
                 right = sum(part[place] for part in parts)
-                got = getattr(upload.shares, name)
+                got = getattr(upload, name)
                 assert abs(right).max() > 0.1
                 np.testing.assert_allclose(got, right, atol=1e-5 + 9.0 * units[name] / SCALE)
-            assert upload.shares.losses.max() > 0.0
+            assert upload.losses.max() > 0.0
             assert upload.coverage == 1.0
         federation.answer(0, count=1)
         grid.absent = set(nodes[1:])
@@ -130,7 +129,7 @@ def test_without_new_answers_the_log_losses_are_zero(tmp_path):
         federation.answer(count=4)
         assert federation.round(server)
         assert federation.round(server)
-        first, second = (upload.shares for _, upload in federation.sums)
+        first, second = (upload for _, upload in federation.sums)
         assert first.losses.max() > 0.0
         assert not second.losses.any()
         assert np.linalg.eigvalsh(second.precision).min() > 0.1
@@ -396,13 +395,11 @@ def test_the_prior_is_the_posterior_of_all_uploads(dimension, deviation, coverag
         x = rng.normal(size=dimension)
         sent.append(matrix @ x)
         # The sum of few devices, relative to theta_sync; noise is that of all when divided by q.
-        change = ShareChange(
-            share * matrix, share * (matrix @ (x - theta)), np.zeros(11),
-            squares=CLIP**2 * (counts[t] - before), members=0.0,
-        )  # fmt: skip
         noise = Noise(precision=1e-9 * share, shift=deviation * share, losses=1.0)
-        none = np.zeros(dimension), np.zeros((dimension, dimension))
-        upload = Upload(counts[t] - before, *none, None, None, (), change, noise, share)
+        upload = ShareUpload(
+            counts[t] - before, share * matrix, share * (matrix @ (x - theta)), np.zeros(11),
+            squares=CLIP**2 * (counts[t] - before), members=0.0, noise=noise, coverage=share,
+        )  # fmt: skip
         before = counts[t]
         state = algorithm.learn(SimpleNamespace(exchange=lambda _, u=upload: u), Round(t + 1, 1, 1))
         algorithm.arrays |= state
@@ -444,8 +441,8 @@ def test_the_prior_does_not_shrink_when_a_tenth_takes_part(tmp_path):
     few, uploads = priors_of(tmp_path / "few", 0.1)
     assert [each.coverage for each in uploads] == [1.0] + [0.1] * 5
     assert [each.coverage for each in full] == [1.0] * 6
-    matrices = [each.shares.precision / each.coverage for each in uploads[1:]]
-    ratio = np.trace(np.mean(matrices, axis=0)) / np.trace(full[-1].shares.precision)
+    matrices = [each.precision / each.coverage for each in uploads[1:]]
+    ratio = np.trace(np.mean(matrices, axis=0)) / np.trace(full[-1].precision)
     assert ratio == pytest.approx(1.0, abs=0.2)
     sizes = [np.trace(prior.precision) for prior, _ in few]
     # By the public number of answers, there are twice as many in the second round.

@@ -12,9 +12,9 @@ from flwr.app import ConfigRecord, RecordDict
 from secure_federation import ServerAlone, device
 from vaults import D, common, personal
 
-from fldb_flower.bandit.prior import VARIANCES, ShareChange
+from fldb_flower.bandit.prior import VARIANCES
 from fldb_flower.errors import PrivacyError, RoundAbandonedError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
 from fldb_flower.secure import KEY
 from fldb_flower.secure.messages import ESTIMATE, REFUSED, REPORT, Reply
 from fldb_flower.secure.report import LEAST_SIGMA, SCALE, make_report
@@ -187,22 +187,21 @@ def test_shares_of_some_devices_are_scaled_to_all_by_the_coverage():
     server, asked = ServerAlone(algorithm="fldb_personal"), personal(np.zeros((D, D)))
     shares = [share_of(seed) for seed in range(4)]
     total = server.exchange(asked, shares)
-    assert (total.coverage, total.shares.members) == (1.0, 4.0)
+    assert (total.coverage, total.members) == (1.0, 4.0)
     later = asked._replace(play=asked.play._replace(first=2, last=2))
     total = server.exchange(later, shares[:2])
-    assert (total.coverage, total.shares.members) == (0.5, 0.0)
-    expected = sum(each.shares.precision for each in shares[:2])
-    np.testing.assert_allclose(total.shares.precision, expected, atol=1e-6)
-    assert total.shares.squares == pytest.approx(4.0 * total.num_duels)  # clip^2 each
+    assert (total.coverage, total.members) == (0.5, 0.0)
+    expected = sum(each.precision for each in shares[:2])
+    np.testing.assert_allclose(total.precision, expected, atol=1e-6)
+    assert total.squares == pytest.approx(4.0 * total.num_duels)  # clip^2 each
 
 
-def share_of(seed: int) -> Upload:
+def share_of(seed: int) -> ShareUpload:
     draw = np.random.default_rng(seed)
     rows = draw.normal(size=(4, D)) / 8.0
-    change = ShareChange(
-        rows.T @ rows, draw.normal(size=D) / 8.0, np.zeros(len(VARIANCES)), 0.0, 0.0
+    return ShareUpload(
+        8, rows.T @ rows, draw.normal(size=D) / 8.0, np.zeros(len(VARIANCES)), 0.0, 0.0
     )
-    return Upload(8, np.zeros(D), np.zeros((D, D)), None, None, (), change)
 
 
 def test_the_state_is_restored():
