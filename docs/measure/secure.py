@@ -69,12 +69,12 @@ class _Case:
 
     def __init__(self, folder: Path, dimension: int) -> None:
         self._folder, self._dimension = folder, dimension
-        public = create_vaults(folder / "helper", [folder], Secure(dimension, 3.0))
+        create_vaults(folder / "helper", [folder], Secure(dimension, 3.0))
         values = {
             "mode": "devices", "algorithm": "fldb_ons", "dimension": dimension,
             "privacy-epsilon": 3.0, "privacy-clip": 3.0, "devices-rounds": 16, "secure": True,
-            "devices-helper": "http://127.0.0.1:1", "devices-helper-key": str(public),
-            "devices-helper-token": str(public),
+            "devices-helper": "http://127.0.0.1:1", "devices-helper-key": "/k",
+            "devices-helper-token": "/t",
         }  # fmt: skip
         self._settings: Settings = from_flat(values, "a measurement")
         theta = np.zeros(dimension)
