@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from fldb_flower.errors import FederationError, one_line
 from fldb_flower.system.commands import Parser
-from fldb_flower.system.signals import interruptible
+from fldb_flower.system.startup import interruptible
 
 LIMIT_SECONDS = 30
 """Flower's ``HEARTBEAT_DEFAULT_INTERVAL``."""

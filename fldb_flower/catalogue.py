@@ -1,7 +1,7 @@
-"""Algorithms, selection rules and environments by name.
+"""Algorithms, selection rules and environments by name, and what others know of them.
 
 Each is declared here, in one line, and looked up by name everywhere else. Code outside the
-package adds its own with :meth:`Catalogue.register`, before it builds its settings.
+package adds its own before it builds its settings. Modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -14,44 +14,22 @@ from typing import Any, Literal, TypeVar, get_args
 
 from fldb_flower.errors import SettingsError, one_line, shown
 
+Agents = Literal["common", "local", "personal", "uniform"]
+Exchanges = Literal["none", "one", "several_first", "several"]
+T = TypeVar("T", bound=Callable[..., Any])
+E = TypeVar("E", bound="Entry")
+
 
 @dataclass(frozen=True)
 class Entry:
-    """A class or function, or its reference ``"module:name"``, imported on first use."""
+    """A class or function, or its reference ``"module:name"``."""
 
     target: str | Callable[..., Any]
 
 
-Agents = Literal["common", "local", "personal", "uniform"]
-Exchanges = Literal["none", "one", "several_first", "several"]
-_KINDS = {"agents": get_args(Agents), "exchanges": get_args(Exchanges)}
-
-
 @dataclass(frozen=True)
 class AlgorithmEntry(Entry):
-    """An algorithm: a subclass of :class:`fldb_flower.algorithms.base.Algorithm`.
-
-    Attributes
-    ----------
-    agents : {"common", "local", "personal", "uniform"}
-        How agents select: with the server's estimate, each with its own, each with its own and a
-        prior from the server, or at random.
-    keeps_duels : bool
-        Whether agents keep counted duels, for exchanges with ``scope="all"``.
-    online : bool
-        Whether a round needs its fresh duels only. ``mode=devices`` and ``robust`` require it.
-    scheduled : bool
-        Whether ``tau`` and ``schedule`` determine the rounds, and results depend on them.
-    exchanges : {"none", "one", "several_first", "several"}
-        Exchanges of statistics in a round: none; one; several in the first round and one in each
-        later round, or one in all with ``first_round=step``; several.
-
-    Examples
-    --------
-    >>> from fldb_flower.catalogue import ALGORITHMS
-    >>> ALGORITHMS["ldb"].agents, ALGORITHMS["ldb"].online
-    ('local', False)
-    """
+    """An algorithm; :func:`register_algorithm` describes the attributes."""
 
     agents: Agents = "common"
     keeps_duels: bool = False
@@ -62,55 +40,20 @@ class AlgorithmEntry(Entry):
 
 @dataclass(frozen=True)
 class SelectionEntry(Entry):
-    """A selection rule: a function ``rule(features, theta, whitener, width, noise)``.
-
-    See :func:`fldb_flower.bandit.selection.ucb`. ``noise`` is a function that draws the noise
-    from ``(streams, iterations, (arms, d))``, or its reference; None for a deterministic rule.
-
-    Examples
-    --------
-    >>> from fldb_flower.catalogue import SELECTIONS
-    >>> SELECTIONS["ucb"].noise is None
-    True
-    """
+    """A selection rule; :func:`register_selection` describes ``noise``."""
 
     noise: str | Callable[..., Any] | None = None
 
 
-E = TypeVar("E", bound=Entry)
-T = TypeVar("T", bound=Callable[..., Any])
-
-
 @dataclass(frozen=True)
 class EnvironmentEntry(Entry):
-    """An environment: a class like :class:`fldb_flower.environments.base.Environment`.
-
-    Attributes
-    ----------
-    implies : bool
-        Whether its data determine settings that are ``auto``.
-
-    Examples
-    --------
-    >>> from fldb_flower.catalogue import ENVIRONMENTS
-    >>> ENVIRONMENTS["duels"].implies
-    True
-    """
+    """An environment; ``implies``: its data determine settings that are ``auto``."""
 
     implies: bool = False
 
 
 class Catalogue(Mapping[str, E]):
-    """Entries of one kind by name. Those of the package cannot be replaced.
-
-    Examples
-    --------
-    >>> from fldb_flower.catalogue import ALGORITHMS
-    >>> ALGORITHMS.register("my_ons", "fldb_flower.algorithms.ons:FLDBONS", online=True)
-    'fldb_flower.algorithms.ons:FLDBONS'
-    >>> ALGORITHMS.load("my_ons").__name__
-    'FLDBONS'
-    """
+    """Entries of one kind by name. Those of the package cannot be replaced."""
 
     def __init__(self, kind: type[E], entries: dict[str, E]) -> None:
         self._kind, self._entries, self._fixed = kind, dict(entries), frozenset(entries)
@@ -144,49 +87,24 @@ class Catalogue(Mapping[str, E]):
             ) from error
 
     def register(self, name: str, target: Any = None, **facts: Any) -> Any:
-        """Add an entry, or replace one that was added before.
+        """Add an entry, or replace one that was added before; return ``target``.
 
-        Parameters
-        ----------
-        name : str
-            Value of the setting, in snake_case.
-        target : type, callable or str, optional
-            Class or function, or its reference ``"module:name"``; it is returned. Without it, a
-            decorator is returned.
-        **facts
-            The other attributes of an entry.
-
-        Raises
-        ------
-        SettingsError
-            The name, the target or another attribute is invalid, or the package has the name.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> @SELECTIONS.register("first_two")
-        ... def first_two(features, theta, whitener, width, noise):
-        ...     arms = np.zeros(len(features), dtype=np.int64)
-        ...     return arms, arms + 1
+        Without ``target``, a decorator is returned.
         """
         if not isinstance(name, str):
-            raise SettingsError(
-                f"{shown(name)} cannot be registered: the first argument must be the name, as in"
-                ' @register_algorithm("mine")'
-            )
+            _refuse(name, 'the first argument must be the name, as in @register_algorithm("mine")')
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise SettingsError(f"{name!r} cannot be registered: the name must be in snake_case")
+            _refuse(name, "the name must be in snake_case")
         if name in self._fixed:
-            raise SettingsError(f"{name!r} cannot be registered: the package has it already")
+            _refuse(name, "the package has it already")
         for fact, value in facts.items():
-            _check_fact(name, fact, value)
+            if problem := _problem(fact, value):
+                _refuse(name, f"{fact}={shown(value)} must be {problem}")
 
         def add(target: Any) -> Any:
             if not _is_reference(target) and not callable(target):
-                raise SettingsError(
-                    f"{name!r} cannot be registered: {shown(target)} must be a class or function,"
-                    ' or its reference "module:name"'
-                )
+                valid = 'a class or function, or its reference "module:name"'
+                _refuse(name, f"{shown(target)} must be {valid}")
             self._entries[name] = self._kind(target, **facts)
             return target
 
@@ -198,68 +116,69 @@ class Catalogue(Mapping[str, E]):
             self._entries.pop(name, None)
 
 
-def _check_fact(name: str, fact: str, value: Any) -> None:
-    """Raise a SettingsError if an attribute of an entry is invalid."""
-    if fact in _KINDS:
-        is_valid, valid = value in _KINDS[fact], f"one of {', '.join(_KINDS[fact])}"
-    elif fact == "noise":
+def _refuse(name: object, reason: str) -> None:
+    raise SettingsError(f"{shown(name)} cannot be registered: {reason}")
+
+
+def _problem(fact: str, value: Any) -> str:
+    """Return the valid values of an attribute of an entry; empty if this one is valid."""
+    kinds = {"agents": get_args(Agents), "exchanges": get_args(Exchanges)}
+    if fact in kinds:
+        return "" if value in kinds[fact] else f"one of {', '.join(kinds[fact])}"
+    if fact == "noise":
         is_valid = value is None or _is_reference(value) or callable(value)
-        valid = 'a function, its reference "module:name", or None'
-    else:
-        is_valid, valid = isinstance(value, bool), "True or False"
-    if not is_valid:
-        raise SettingsError(f"{name!r} cannot be registered: {fact}={shown(value)} must be {valid}")
+        return "" if is_valid else 'a function, its reference "module:name", or None'
+    return "" if isinstance(value, bool) else "True or False"
 
 
 def _is_reference(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"\w+(\.\w+)*:\w+", value) is not None
 
 
-_ALGORITHMS, _RULES = "fldb_flower.algorithms", "fldb_flower.bandit.selection.rules"
-_ENVIRONMENTS, _NOISE = "fldb_flower.environments", "fldb_flower.bandit.selection.selector"
+def _algorithm(target: str, **facts: Any) -> AlgorithmEntry:
+    return AlgorithmEntry(f"fldb_flower.algorithms.{target}", **facts)
 
 
-def _independent(agents: Literal["local", "personal", "uniform"]) -> AlgorithmEntry:
-    target = f"{_ALGORITHMS}.base:Independent"
-    return AlgorithmEntry(target, agents=agents, scheduled=False, exchanges="none")
+def _rule(name: str, noise: str | None = None) -> SelectionEntry:
+    module = "fldb_flower.bandit.selection"
+    return SelectionEntry(f"{module}.rules:{name}", noise and f"{module}.selector:{noise}")
 
+
+_ROUNDS = {"online": True, "exchanges": "several_first"}
+_ALONE = {"scheduled": False, "exchanges": "none"}
 
 ALGORITHMS = Catalogue(
     AlgorithmEntry,
     {
-        "fldb_ogd": AlgorithmEntry(
-            f"{_ALGORITHMS}.ogd:FLDBOGD", online=True, exchanges="several_first"
+        "fldb_ogd": _algorithm("ogd:FLDBOGD", **_ROUNDS),
+        "fldb_gd": _algorithm("gd:FLDBGD", keeps_duels=True, scheduled=False),
+        "fldb_ons": _algorithm("ons:FLDBONS", **_ROUNDS),
+        "fldb_personal": _algorithm(
+            "personal:FLDBPersonal", agents="personal", online=True, exchanges="one"
         ),
-        "fldb_gd": AlgorithmEntry(f"{_ALGORITHMS}.gd:FLDBGD", keeps_duels=True, scheduled=False),
-        "fldb_ons": AlgorithmEntry(
-            f"{_ALGORITHMS}.ons:FLDBONS", online=True, exchanges="several_first"
-        ),
-        "fldb_personal": AlgorithmEntry(
-            f"{_ALGORITHMS}.personal:FLDBPersonal", agents="personal", online=True, exchanges="one"
-        ),
-        "alone": _independent("personal"),
-        "ldb": _independent("local"),
-        "random": _independent("uniform"),
+        "alone": _algorithm("base:Independent", agents="personal", **_ALONE),
+        "ldb": _algorithm("base:Independent", agents="local", **_ALONE),
+        "random": _algorithm("base:Independent", agents="uniform", **_ALONE),
     },
 )
 
 SELECTIONS = Catalogue(
     SelectionEntry,
     {
-        "ucb": SelectionEntry(f"{_RULES}:ucb"),
-        "maxinp": SelectionEntry(f"{_RULES}:maxinp"),
-        "colstim": SelectionEntry(f"{_RULES}:colstim", noise=f"{_NOISE}:gumbel_per_arm"),
-        "maxpairucb": SelectionEntry(f"{_RULES}:maxpairucb"),
-        "thompson": SelectionEntry(f"{_RULES}:thompson", noise=f"{_NOISE}:normal_per_draw"),
+        "ucb": _rule("ucb"),
+        "maxinp": _rule("maxinp"),
+        "colstim": _rule("colstim", "gumbel_per_arm"),
+        "maxpairucb": _rule("maxpairucb"),
+        "thompson": _rule("thompson", "normal_per_draw"),
     },
 )
 
 ENVIRONMENTS = Catalogue(
     EnvironmentEntry,
     {
-        "synthetic": EnvironmentEntry(f"{_ENVIRONMENTS}.synthetic:Synthetic"),
-        "movielens": EnvironmentEntry(f"{_ENVIRONMENTS}.movielens:MovieLens"),
-        "duels": EnvironmentEntry(f"{_ENVIRONMENTS}.duels:Duels", implies=True),
+        "synthetic": EnvironmentEntry("fldb_flower.environments.synthetic:Synthetic"),
+        "movielens": EnvironmentEntry("fldb_flower.environments.movielens:MovieLens"),
+        "duels": EnvironmentEntry("fldb_flower.environments.duels:Duels", implies=True),
     },
 )
 
@@ -279,18 +198,21 @@ def register_algorithm(
     ----------
     name : str
         Value of the setting ``algorithm``, in snake_case.
-    agents, keeps_duels, online, scheduled, exchanges
-        See :class:`AlgorithmEntry`.
+    agents : {"common", "local", "personal", "uniform"}
+        How agents select: by the server's estimate, their own, their own with a prior, or chance.
+    keeps_duels : bool
+        Whether agents keep counted duels, for exchanges with ``scope="all"``.
+    online : bool
+        Whether a round needs its fresh duels only. ``mode=devices`` and ``robust`` require it.
+    scheduled : bool
+        Whether ``tau`` and ``schedule`` determine the rounds, and results depend on them.
+    exchanges : {"none", "one", "several_first", "several"}
+        Exchanges of statistics in a round; ``several_first``: one except in the first round.
 
     Returns
     -------
     callable
         Decorator of a subclass of :class:`fldb_flower.algorithms.base.Algorithm`.
-
-    Raises
-    ------
-    SettingsError
-        The name is not in snake_case, or is one of the package's own.
 
     Examples
     --------
@@ -302,10 +224,8 @@ def register_algorithm(
     ... class SlowOGD(FLDBOGD):
     ...     def step(self, upload, round_):
     ...         changed = super().step(upload, round_)
-    ...         half = (self.theta_hat + changed["theta_hat"]) / 2
-    ...         return {**changed, "theta_hat": half}
-    >>> result = fldb.run(algorithm="slow_ogd", num_agents=5, horizon=20)
-    >>> result.summary["exchanges"] > 0
+    ...         return {**changed, "theta_hat": (self.theta_hat + changed["theta_hat"]) / 2}
+    >>> fldb.run(algorithm="slow_ogd", num_agents=5, horizon=20).summary["exchanges"] > 0
     True
     """
     decorate: Callable[[T], T] = ALGORITHMS.register(
@@ -323,7 +243,7 @@ def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T
     name : str
         Value of the setting ``environment``, in snake_case.
     implies : bool
-        See :class:`EnvironmentEntry`.
+        Whether its data determine settings that are ``auto``.
 
     Returns
     -------
@@ -368,7 +288,8 @@ def register_selection(
     name : str
         Value of the setting ``selection``, in snake_case.
     noise : callable or str, optional
-        See :class:`SelectionEntry`.
+        A function that draws the rule's noise from ``(streams, iterations, (arms, d))``, or its
+        reference ``"module:name"``; None for a deterministic rule.
 
     Returns
     -------

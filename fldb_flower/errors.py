@@ -47,19 +47,7 @@ class SettingsError(FldbError):
 def extra_missing(
     what: str, extra: str, instead: str = "", reason: Exception | None = None
 ) -> SettingsError:
-    """Return the error for a missing optional dependency of this project.
-
-    Parameters
-    ----------
-    what : str
-        The setting or command that needs it.
-    extra : str
-        The extra to install, as named in ``pyproject.toml``.
-    instead : str
-        An alternative without it.
-    reason : Exception, optional
-        The error of the import.
-    """
+    """Return the error for a setting or command whose extra is missing; ``instead`` is a remedy."""
     alternative = f", or use {instead}" if instead else ""
     why = "" if reason is None else f" ({reason})"
     command = f"pip install -e '.[{extra}]' in the clone"
@@ -67,103 +55,32 @@ def extra_missing(
 
 
 class DataError(FldbError):
-    """A data file is missing, truncated or invalid.
-
-    Examples
-    --------
-    >>> from clients.preference_agent import PreferenceAgent
-    >>> PreferenceAgent("duels.db").propose([[1.0, 0.0]])
-    Traceback (most recent call last):
-    fldb_flower.errors.DataError: ...
-    """
+    """A data file is missing, truncated or invalid."""
 
 
 class OutputError(FldbError):
-    """A result cannot be written to the given place.
-
-    Examples
-    --------
-    >>> from clients.store import DuelStore
-    >>> DuelStore("no-such-folder/duels.db")
-    Traceback (most recent call last):
-    fldb_flower.errors.OutputError: ...
-    """
+    """A result cannot be written to the given place."""
 
 
 class FederationError(FldbError):
-    """Too few nodes took part, or their uploads are invalid.
-
-    Examples
-    --------
-    >>> from fldb_flower.federation.history import History
-    >>> from fldb_flower.settings import Settings
-    >>> from strategies.simulated import SimulatedChannel
-    >>> SimulatedChannel(Settings(num_agents=2), History(5)).check_number(range(3))
-    Traceback (most recent call last):
-    fldb_flower.errors.FederationError: 3 nodes for num-agents=2: ...
-    """
-
-
-class SecureError(FldbError):
-    """A message of secure sums violates the protocol, or the helper refuses it.
-
-    Examples
-    --------
-    >>> from fldb_flower.errors import FldbError, SecureError
-    >>> issubclass(SecureError, FldbError)
-    True
-    """
-
-
-class PrivacyError(FldbError):
-    """The budget of differential privacy is spent, or a release has no known sensitivity.
-
-    Examples
-    --------
-    >>> from fldb_flower.errors import FldbError, PrivacyError
-    >>> issubclass(PrivacyError, FldbError)
-    True
-    """
-
-
-class ConvergenceError(FldbError):
-    """No minimiser was found within the allowed number of exchanges, or the estimate diverges.
-
-    Examples
-    --------
-    An overflow ends a run with one line, and the state of the algorithm is unchanged:
-
-    >>> from fldb_flower.algorithms import run_algorithm
-    >>> from fldb_flower.federation.history import History
-    >>> from fldb_flower.settings import Settings
-    >>> from simulations.engines.vectorized import DirectFederation
-    >>> settings = Settings(algorithm="fldb_gd", solver="gd", gd_step_size=1e100, horizon=5)
-    >>> run_algorithm(DirectFederation(settings, History(5)), settings)
-    Traceback (most recent call last):
-    fldb_flower.errors.ConvergenceError: ...
-    """
+    """Too few nodes took part, or their uploads are invalid."""
 
 
 class RoundAbandonedError(FederationError):
-    """A round cannot be finished now and will run again; nothing was counted or lost.
+    """A round cannot be finished now and will run again; nothing was counted or lost."""
 
-    Examples
-    --------
-    >>> from fldb_flower.errors import FederationError, RoundAbandonedError
-    >>> issubclass(RoundAbandonedError, FederationError)
-    True
-    """
+
+class SecureError(FldbError):
+    """A message of secure sums violates the protocol, or the helper refuses it."""
+
+
+class PrivacyError(FldbError):
+    """The budget of differential privacy is spent, or a release has no known sensitivity."""
+
+
+class ConvergenceError(FldbError):
+    """No minimiser was found within the allowed number of exchanges, or the estimate diverges."""
 
 
 class CheckpointError(FldbError):
-    """A checkpoint is damaged, or belongs to another run.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from fldb_flower.runs.directory import load_checkpoint
-    >>> _ = Path("checkpoint.bin").write_bytes(b"not a checkpoint")
-    >>> load_checkpoint(Path("checkpoint.bin"), "the settings")
-    Traceback (most recent call last):
-    fldb_flower.errors.CheckpointError: ...
-    """
+    """A checkpoint is damaged, or belongs to another run."""

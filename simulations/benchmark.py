@@ -8,9 +8,9 @@ a run, at once or from the streams of each agent, and passing over all duels in 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes long to import
-    from simulations import start
+    from fldb_flower.system import startup
 
-    start.begin()
+    startup.begin()
 
 import sys
 import time
@@ -27,7 +27,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.progress import progress
-from fldb_flower.system.signals import interruptible
+from fldb_flower.system.startup import interruptible
 from simulations.engines import vectorized
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from simulations import start
+from fldb_flower.system import startup
 
 
 class Command(NamedTuple):
@@ -37,12 +37,12 @@ GROUPS: dict[str, dict[str, Command]] = {
         "serve": Command(
             "clients.service.__main__",
             "offer a device's duels over HTTP and on a page",
-            extra=("service", "fastapi", "uvicorn", "fastapi_offline"),
+            extra=startup.SERVICE_EXTRA,
         ),
         "helper": Command(
             "clients.helper.__main__",
             "run the helper of secure sums, apart from the server",
-            extra=("service", "fastapi", "uvicorn", "fastapi_offline"),
+            extra=startup.SERVICE_EXTRA,
         ),
     },
 }
@@ -72,7 +72,7 @@ def help_text() -> str:
 
 def main() -> None:
     """Run the command that the first argument names; exit status 1 if it does not exist."""
-    start.begin()
+    startup.begin()
     _, *words = sys.argv
     if not words or words[0] not in COMMANDS:
         _answer(words)
@@ -87,9 +87,7 @@ def _run(command: Command, name: str) -> None:
     import importlib  # noqa: PLC0415 - after the signal handlers, like all imports here
 
     if command.extra:
-        from fldb_flower.system.startup import require  # noqa: PLC0415
-
-        require(name, *command.extra)
+        startup.require(name, *command.extra)
     importlib.import_module(command.module).main()
     sys.stdout.flush()
 

@@ -11,9 +11,9 @@ Noise that hides anybody needs hundreds of devices, so a few devices have a larg
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes long to import
-    from simulations import start
+    from fldb_flower.system import startup
 
-    start.begin()
+    startup.begin()
 
 import argparse
 import contextlib
@@ -33,8 +33,7 @@ import numpy as np
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.commands import Parser, bounded, program
-from fldb_flower.system.signals import interruptible
-from fldb_flower.system.startup import SERVICE_EXTRA, require
+from fldb_flower.system.startup import SERVICE_EXTRA, interruptible, require
 from simulations.local_federation import Device, LocalFederation, Secure
 from simulations.local_process import LocalProcess
 

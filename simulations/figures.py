@@ -8,9 +8,9 @@ regret bounds, dashed. The figure ``regret`` is in the README and not in the pap
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes long to import
-    from simulations import start
+    from fldb_flower.system import startup
 
-    start.begin()
+    startup.begin()
 
 import argparse
 import re
@@ -36,7 +36,7 @@ from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.progress import progress
-from fldb_flower.system.signals import interruptible
+from fldb_flower.system.startup import interruptible
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
 

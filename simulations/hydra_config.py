@@ -37,16 +37,14 @@ def store_settings(folders: Sequence[str] = ()) -> None:
 
     A file of the same name in ``conf/`` or in one of the folders, those of the user, replaces it.
     """
-    store = ConfigStore.instance()
+    store, known = ConfigStore.instance(), [CONF, *map(Path, folders)]
     store.store(name="settings", node=defaults_nested())
     for entry in hydra_entries():
         group, key = entry.path[0], entry.path[-1]
         if key == "name" or group in {"algorithm", "selection"}:
             package = "_global_" if group == key else group
             for choice in entry.choices:
-                if not any(
-                    Path(each, group, f"{choice}.yaml").exists() for each in (*folders, CONF)
-                ):
+                if not any((each / group / f"{choice}.yaml").exists() for each in known):
                     store.store(group=group, name=choice, node={key: choice}, package=package)
 
 
@@ -118,7 +116,8 @@ def quoting(override: str) -> str:
 def undecodable(error: UnicodeDecodeError, folders: Sequence[str]) -> str:
     """Return the error for a configuration file that is not UTF-8; it is searched in folders."""
     file: object = "a configuration file"
-    for path in (path for each in (*folders, CONF) for path in Path(each).rglob("*.yaml")):
+    known = [*map(Path, folders), CONF]
+    for path in (path for each in known for path in each.rglob("*.yaml")):
         if error.object in (content := path.read_bytes()):
             try:
                 content.decode()

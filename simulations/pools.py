@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fldb_flower.system.process import share_processors
 from fldb_flower.system.progress import progress
-from fldb_flower.system.signals import sigint_blocked
+from fldb_flower.system.startup import sigint_blocked
 
 _A = TypeVar("_A")
 _R = TypeVar("_R")

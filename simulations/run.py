@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes long to import
-    from simulations import start
+    from fldb_flower.system import startup
 
-    start.begin()
+    startup.begin()
 
 import contextlib
 import logging
@@ -18,13 +18,11 @@ import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.main import get_args_parser
+from hydra.main import get_args_parser  # type: ignore[attr-defined]
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -43,14 +41,14 @@ from fldb_flower.runs.results import (
 from fldb_flower.settings import Settings
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.files import reason_of
-from fldb_flower.system.signals import (
-    Interrupted,
-    handling_signals,
+from fldb_flower.system.startup import (
+    INTERRUPTED,
+    SIGNALLED,
     interruptible,
-    leaving_if_dropped,
+    leave,
+    say_interrupted,
     watching_signals,
 )
-from fldb_flower.system.startup import INTERRUPTED, SIGNALLED, leave, say_interrupted
 from simulations.hydra_config import CONF, check_words, explained, store_settings, undecodable
 from simulations.settings_help import help_text
 from simulations.sweeps.callbacks import jobs_without_result
@@ -128,22 +126,15 @@ def _run_directly(overrides: Sequence[str]) -> None:
 
 
 class _Stopper:
-    """Handles signals during a run.
+    """What signals do during a run.
 
-    The first signal requests that the run stops, the second raises Interrupted, and the third
-    ends the process. If there is nothing to save, the first signal raises Interrupted.
-
-    Attributes
-    ----------
-    received : list of int
-        The signals.
-    at_once : bool
-        Whether a signal raised Interrupted.
+    The first one requests that the run stops, if that saves something. Otherwise it raises
+    Interrupted, and so does the second. The next one ends the process.
     """
 
     def __init__(self, directory: Path, *, sweep: bool) -> None:
-        self.received: list[int] = []
-        self.at_once = False
+        self.handled = 0  # signals
+        self.at_once = False  # whether Interrupted was raised
         self._directory, self._sweep = directory, sweep
         self._seen = 0  # signals, also those that wait for the end of an operation of NumPy
         self._can_save: Callable[[], bool] = lambda: False
@@ -153,35 +144,28 @@ class _Stopper:
         """Store a function that returns whether the first signal waits for the end of a round."""
         self._can_save, self._has_started = can_save, True
 
+    def stop(self, count: int) -> bool:
+        """Request that the run stops; False if the signal ends it at once."""
+        self.handled = count
+        self.at_once = count > 1 or not self._can_save()
+        if not self.at_once:
+            try:
+                request_stop(self._directory)
+            except OSError as error:
+                raise StoppedError(f"stopped: {error.strerror}, cannot write") from None
+        return not self.at_once
+
     def watch(self, number: int) -> None:
         """End the process, in another thread, if the main thread does not handle a signal."""
         self._seen += 1
-        expected = self._seen
-        deadline = time.monotonic() + _PATIENCE
-        while len(self.received) < expected:
-            if time.monotonic() > deadline:
-                if expected > 1 or not self._can_save():
-                    self._leave(number)
-                return
+        expected, deadline = self._seen, time.monotonic() + _PATIENCE
+        while self.handled < expected and time.monotonic() < deadline:
             time.sleep(_PATIENCE / 100)
-
-    def _leave(self, number: int) -> NoReturn:
-        line = self.line()
-        if self._has_started and not self._can_save():
-            discard_unfinished(self._directory)
-        leave(number, line)
-
-    def handle(self, number: int, _frame: FrameType | None) -> None:
-        self.received.append(number)
-        if len(self.received) > 2:  # the exception was caught, or closing takes long
-            leave(self.received[0], self.line())
-        if len(self.received) > 1 or not self._can_save():
-            self.at_once = True
-            raise Interrupted
-        try:
-            request_stop(self._directory)
-        except OSError as error:
-            raise StoppedError(f"stopped: {error.strerror}, cannot write") from None
+        if self.handled < expected and (expected > 1 or not self._can_save()):
+            line = self.line()
+            if self._has_started and not self._can_save():
+                discard_unfinished(self._directory)
+            leave(number, line)
 
     def line(self) -> str:
         """Return the line for a run that did not stop by itself."""
@@ -197,37 +181,33 @@ class _Stopper:
 def _stopping_on_signals(directory: Path, *, sweep: bool = False) -> Iterator[_Stopper]:
     """Let a run stop on the first signal, and end it at once on the second; see _Stopper.
 
-    Raises
-    ------
-    SystemExit
-        With status 128 + number after a signal, so that no other job of a sweep starts.
+    The exit status is then 128 + number, so that no other job of a sweep starts.
     """
-    stopper = _Stopper(directory, sweep=sweep)
-    received, line = stopper.received, ""
+    stopper, ended = _Stopper(directory, sweep=sweep), ""
+
+    def end() -> str:
+        stop_requested(directory)  # clears the request
+        if sweep:  # which prints its own line
+            return ""
+        return one_line(stopper.line() if stopper.at_once else ended)
+
     stop_requested(directory)  # clears the request of an earlier, killed run
-    try:
-        with (
-            handling_signals(stopper.handle),
-            watching_signals(stopper.watch),
-            leaving_if_dropped(received, stopper.line),
-        ):
+    with (
+        interruptible(stopper.line, stop=stopper.stop, end=end),
+        watching_signals(stopper.watch),
+    ):
+        try:
             yield stopper
-    except StoppedError as stopped:
-        received = received or [signal.SIGTERM]
-        line = f"{stopped}, in {directory}"
-    except FldbError as error:
-        if not received:
-            raise
-        line = f"error: {error}"
-    except BaseException:
-        if not stopper.at_once:
-            raise
-        line = stopper.line()
-    if line and not sweep:  # a sweep prints its own line
-        say_interrupted(one_line(line))
-    if received:  # no line: the run finished before it could stop
-        stop_requested(directory)
-        sys.exit(SIGNALLED + received[0])
+        except StoppedError as stopped:
+            ended = f"{stopped}, in {directory}"
+            if not stopper.handled:  # another process requested it
+                if line := end():
+                    say_interrupted(line)
+                sys.exit(SIGNALLED + signal.SIGTERM)
+        except FldbError as error:
+            if not stopper.handled:
+                raise
+            ended = f"error: {error}"
 
 
 def _check_options(asked: Namespace) -> None:

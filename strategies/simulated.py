@@ -96,7 +96,7 @@ class SimulatedChannel(Channel):
     def answers(self, contribution: Contribution) -> int:
         """Return the number of agents times the last iteration that they have played."""
         (outcomes,) = contribution.upload.outcomes
-        return outcomes.agents * (outcomes.first + len(outcomes.sums) - 1)
+        return int(outcomes.agents * (outcomes.first + len(outcomes.sums) - 1))
 
     def _agents_of(self, claim: Claim) -> int:
         return len(agents_of_node(*claim, self.settings.num_agents))

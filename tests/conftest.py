@@ -119,7 +119,7 @@ def in_process(monkeypatch, capsys, tmp_path) -> Iterator[Callable[..., tuple[An
     handlers, level = root.handlers[:], root.level
 
     def call(main: Callable[[], None], name: str, *words: str) -> tuple[Any, str, str]:
-        monkeypatch.setattr("simulations.start.begin", lambda: None)  # handles signals
+        monkeypatch.setattr("fldb_flower.system.startup.begin", lambda: None)  # handles signals
         monkeypatch.setattr(sys, "argv", [name, *words])
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # set by the command; undone after the test
         monkeypatch.chdir(tmp_path)

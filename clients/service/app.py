@@ -59,7 +59,7 @@ from clients.validation import Answer, Content, FeatureNames, NamedAnswer
 from clients.vault import Vault, VaultConfig
 from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.system.commands import installed_version
-from fldb_flower.system.pages import digest, read_part
+from fldb_flower.system.files import digest, read_part
 
 _PARTS = {"js": ("basics", "service", "learned", "page"), "css": ("page",)}
 

@@ -43,8 +43,7 @@ from clients.store import (
 from clients.validation import first_error
 from fldb_flower.errors import DataError, FldbError, OutputError, SecureError, one_line
 from fldb_flower.system.files import create_file, read_file
-from fldb_flower.system.signals import interruptible
-from fldb_flower.system.startup import leave
+from fldb_flower.system.startup import interruptible, leave
 
 PERIOD = 60
 """Seconds between two reports of :class:`Limiter`."""

@@ -71,7 +71,7 @@ class TimedAgents:
     def answer(self, broadcast: Broadcast, counted: int) -> Upload:
         """Answer as the agents do."""
         begin = time.process_time()
-        upload = self._group.answer(broadcast, counted)
+        upload: Upload = self._group.answer(broadcast, counted)
         self.seconds += time.process_time() - begin
         return upload
 

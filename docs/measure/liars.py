@@ -52,7 +52,7 @@ class Dishonest(DirectFederation):
 
     def collect(self, broadcast: Broadcast) -> Upload:
         """Return the sum with the false numbers."""
-        upload = super().collect(broadcast)
+        upload: Upload = super().collect(broadcast)
         if not self._length or not broadcast.learns:
             return upload
         unit = units_of(*sizes_and_weights(broadcast, self._settings))["gradient"]

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOMS = {
     "bandit": (("fldb_flower/bandit", "fldb_flower/algorithms"), ("bandit", "algorithms")),
@@ -34,36 +35,36 @@ def changes(tree: ast.AST) -> list[Change]:
     """Return the line, the name and the function of each possible change of a module."""
     found: list[Change] = []
 
-    def add(node: ast.expr | ast.stmt, name: str, change: Callable[[], None]) -> None:
-        found.append((node.lineno, name, change))
+    def swap(owner: Any, key: str | int, value: Any, line: int, name: str) -> None:
+        def change() -> None:
+            if isinstance(key, int):
+                owner[key] = value
+            else:
+                setattr(owner, key, value)
+
+        found.append((line, name, change))
 
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
-            swap = SWAPS[type(node.ops[0])]()
-            add(node, "comparison", lambda node=node, swap=swap: node.ops.__setitem__(0, swap))
+            swap(node.ops, 0, SWAPS[type(node.ops[0])](), node.lineno, "comparison")
         elif isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPS:
-            swap = SWAPS[type(node.op)]()
-            add(node, "operator", lambda node=node, swap=swap: setattr(node, "op", swap))
+            swap(node, "op", SWAPS[type(node.op)](), node.lineno, "operator")
         elif isinstance(node, ast.Constant) and type(node.value) in {int, float}:
-            value = node.value + 1
-            add(node, "number", lambda node=node, value=value: setattr(node, "value", value))
+            number: Any = node.value
+            swap(node, "value", number + 1, node.lineno, "number")
         elif isinstance(node, ast.If | ast.IfExp):
-            test = ast.UnaryOp(ast.Not(), node.test)
-            add(node, "condition", lambda node=node, test=test: setattr(node, "test", test))
+            swap(node, "test", ast.UnaryOp(ast.Not(), node.test), node.lineno, "condition")
         if isinstance(node, ast.FunctionDef):
             for place, line in enumerate(node.body):
                 if isinstance(line, ast.Expr) and isinstance(line.value, ast.Call):
-                    add(
-                        line, "call removed",
-                        lambda body=node.body, place=place: body.__setitem__(place, ast.Pass()),
-                    )  # fmt: skip
+                    swap(node.body, place, ast.Pass(), line.lineno, "call removed")
     return found
 
 
 def main() -> None:
     """Print each change that no test notices, and the share of those noticed."""
     room, count = sys.argv[1], int((sys.argv[2:] or ["150"])[0])
-    tree = Path((sys.argv[3:] or [Path(__file__).parents[2]])[0])
+    tree = Path(sys.argv[3]) if sys.argv[3:] else Path(__file__).parents[2]
     patterns, tests = ROOMS[room]
     scratch = Path(tempfile.mkdtemp(prefix="mutants"))
     copy = scratch / "copy"

@@ -58,7 +58,7 @@ class LyingAgents(DirectFederation):
 
     def collect(self, broadcast: Broadcast) -> Upload:
         """Return the sum of the uploads, some of which are false."""
-        whole = super().collect(broadcast._replace(final=False))  # so that duels are kept
+        whole: Upload = super().collect(broadcast._replace(final=False))  # so that duels are kept
         if broadcast.theta_hat is None:
             return whole
         uploads = self.uploads(broadcast)

@@ -15,7 +15,7 @@ from pathlib import Path
 from fldb_flower.deployment import keys
 from fldb_flower.errors import FldbError, one_line
 from fldb_flower.system.commands import Parser
-from fldb_flower.system.signals import interruptible
+from fldb_flower.system.startup import interruptible
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.settings import Settings
-from fldb_flower.system.memory import require_memory
+from fldb_flower.system.process import require_memory
 
 BLOCK_NUMBERS = 2**16
 """Size of a block's features in one iteration: half a MiB, which fits in the cache."""

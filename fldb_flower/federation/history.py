@@ -13,7 +13,7 @@ from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.settings import check_value
-from fldb_flower.system.memory import require_memory
+from fldb_flower.system.process import require_memory
 
 _BYTES = (2 + len(OUTCOMES)) * 8  # per iteration
 _STORED = (

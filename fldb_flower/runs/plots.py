@@ -26,11 +26,12 @@ WIDTHS = {"column": 3.25, "page": 6.75}
 DPI = 240
 """Pixels per inch of PNG images."""
 FORMATS: dict[str, tuple[str, ...]] = {
-    "png": ("Software",),
+    "png": (),
     "svg": ("Date", "Creator"),
     "pdf": ("CreationDate", "Producer"),
 }
 """Formats of figures, and the metadata that depend on the date or Matplotlib's version."""
+_COLORS = 128  # of a PNG image
 _LOG = logging.getLogger("fldb_flower")
 _BACKEND = "MPLBACKEND"
 
@@ -91,14 +92,29 @@ def save_figure(
             FigureCanvasAgg(figure)
             draw(figure)
             for each, kind in zip(paths, formats, strict=True):
-                content, dated = io.BytesIO(), dict.fromkeys(FORMATS[kind])
-                figure.savefig(content, format=kind, dpi=DPI, metadata=dated)
+                content = io.BytesIO()
+                if kind == "png":
+                    _save_png(figure, content)
+                else:
+                    figure.savefig(content, format=kind, metadata=dict.fromkeys(FORMATS[kind]))
                 replace_file(each, content.getvalue())
     except Exception as error:  # results do not depend on the plot
         names = ", ".join(map(str, paths))
         _LOG.warning("%s", one_line(f"no plot {names}: {type(error).__name__}: {error}"))
         return []
     return paths
+
+
+def _save_png(figure: Figure, content: io.BytesIO) -> None:
+    """Save a PNG image with a palette, which takes less time and half of the bytes."""
+    from PIL import Image  # noqa: PLC0415 - Matplotlib needs it, too
+
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="raw", dpi=DPI)
+    size = [int(inches * DPI) for inches in figure.get_size_inches()]
+    image = Image.frombytes("RGBA", (size[0], size[1]), pixels.getvalue()).convert("RGB")
+    palette = image.quantize(_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    palette.save(content, format="png", dpi=(DPI, DPI))
 
 
 @contextlib.contextmanager

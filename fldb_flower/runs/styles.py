@@ -99,11 +99,17 @@ def styles_of(algorithms: Sequence[str]) -> list[Style]:
             _style(label, SEQUENCE[step], DARK_SEQUENCE[step], place)
             for place, step in enumerate(steps)
         ]
-    own = list(dict.fromkeys(name for name in algorithms if name not in ALGORITHM_STYLES))
-    styles, seen = [], Counter[str]()
+    own = [name for name in dict.fromkeys(algorithms) if name not in ALGORITHM_STYLES]
+    first = {name: style_of(name, own.index(name) if name in own else 0) for name in algorithms}
+    used = {name: Counter([DASHES.index(first[name]["dash"])]) for name in first}
+    styles, seen = [], set()
     for name in algorithms:
-        style = style_of(name, own.index(name) if name in own else 0)
-        place = DASHES.index(style["dash"]) + seen[name]
-        styles.append(_style(style["label"], style["color"], style["dark"], place))
-        seen[name] += 1
+        style = first[name]
+        if name in seen:  # the dash pattern that it uses least, and then all algorithms
+            of_all = sum(used.values(), Counter[int]())
+            place = min(range(len(DASHES)), key=lambda at: (used[name][at], of_all[at]))
+            used[name][place] += 1
+            style = _style(style["label"], style["color"], style["dark"], place)
+        seen.add(name)
+        styles.append(style)
     return styles

@@ -10,16 +10,23 @@ from fldb_flower.settings.checks import (
     MOVIELENS_ITEMS,
     SELECTION_SETTINGS,
     takes_one_exchange,
-)
-from fldb_flower.settings.declaration import MAX_DIMENSION, Settings
-from fldb_flower.settings.entries import AUTO, NONE, RAY, Entry, suggestion
-from fldb_flower.settings.groups import (
+)  # fmt: skip
+from fldb_flower.settings.declaration import (
+    MAX_DIMENSION,
     DevicesSettings,
     EngineSettings,
     EnvironmentSettings,
     PrivacySettings,
     ScheduleSettings,
-)
+    Settings,
+)  # fmt: skip
+from fldb_flower.settings.entries import (
+    AUTO,
+    NONE,
+    RAY,
+    Entry,
+    suggestion,
+)  # fmt: skip
 from fldb_flower.settings.spellings import (
     check_value,
     default_of,
@@ -36,14 +43,14 @@ from fldb_flower.settings.spellings import (
     to_nested,
     unused,
     without_effect,
-)
+)  # fmt: skip
 
 __all__ = [
     "AUTO", "ENVIRONMENT_OF", "MAX_DIMENSION", "MOVIELENS_DIMENSIONS",
     "MOVIELENS_ITEMS", "NONE", "RAY", "SELECTION_SETTINGS", "DevicesSettings",
     "EngineSettings", "Entry", "EnvironmentSettings", "PrivacySettings", "ScheduleSettings",
-    "Settings", "check_value",
-    "default_of", "defaults_nested", "entries", "flower_entries", "from_flat", "from_keywords",
-    "from_nested", "hydra_entries", "keyword_entry", "suggestion",
-    "takes_one_exchange", "to_dotted", "to_flat", "to_nested", "unused", "without_effect",
+    "Settings", "check_value", "default_of", "defaults_nested", "entries", "flower_entries",
+    "from_flat", "from_keywords", "from_nested", "hydra_entries", "keyword_entry",
+    "suggestion", "takes_one_exchange", "to_dotted", "to_flat", "to_nested", "unused",
+    "without_effect",
 ]  # fmt: skip

@@ -22,11 +22,8 @@ MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
 _NUMBERS = {"num_agents": 100, "horizon": 500, "dimension": 5}
 """Values of settings that are auto, unless the environment's data determine them."""
 ENVIRONMENT_OF = {
-    "users": "movielens",
-    "play": "duels",
-    "max_people": "duels",
-    "min_answers": "duels",
-}
+    "users": "movielens", "play": "duels", "max_people": "duels", "min_answers": "duels"
+}  # fmt: skip
 """Settings of one environment only."""
 
 
@@ -38,13 +35,7 @@ SELECTION_SETTINGS = (
 
 
 def automatic(settings: Settings) -> dict[str, Any]:
-    """Return the values of settings that are auto, by name.
-
-    Raises
-    ------
-    DataError
-        The data of the environment cannot be read, or do not fit the settings.
-    """
+    """Return the values of settings that are auto, by name; the data may raise a DataError."""
     values: dict[str, Any] = {
         name: number for name, number in _NUMBERS.items() if getattr(settings, name) == AUTO
     }
@@ -66,111 +57,91 @@ def takes_one_exchange(settings: Settings) -> bool:
 
     FLDB-Personal's does; with ``first_round=step`` also those of FLDB-OGD and FLDB-ONS. A round
     that is run again, because replies were missing, repeats its exchange.
-
-    Examples
-    --------
-    >>> from fldb_flower.settings import Settings, takes_one_exchange
-    >>> takes_one_exchange(Settings(algorithm="fldb_ons"))
-    False
-    >>> takes_one_exchange(Settings(algorithm="fldb_ons", first_round="step"))
-    True
     """
     exchanges = ALGORITHMS[settings.algorithm].exchanges
     is_step = settings.takes_first_step
     return exchanges == "one" or (exchanges == "several_first" and is_step)
 
 
-def check_together(settings: Settings, source: str) -> None:
-    """Raise a SettingsError if two settings are incompatible."""
-    for check in (
-        _check_engine, _check_algorithm, _check_matrix_form, _check_environment, _check_secure,
-        _check_privacy, _check_clip
-    ):  # fmt: skip
-        if problem := check(settings):
-            setting, reason = problem
-            raise SettingsError(f"{setting} (from {source}){reason}")
-
-
 Problem = tuple[str, str] | None
 """A setting with its value, and the rest of the error message."""
+
+
+def check_together(settings: Settings, source: str) -> None:
+    """Raise a SettingsError if two settings are incompatible."""
+    checks = (
+        _check_engine, _check_algorithm, _check_matrix_form, _check_environment, _check_secure,
+        _check_privacy,
+    )  # fmt: skip
+    for check in checks:
+        if problem := check(settings):
+            setting, reason = problem
+            raise SettingsError(f"{setting} (from {source}): {reason}")
 
 
 def _check_engine(settings: Settings) -> Problem:
     nodes, agents, engine = settings.engine.num_nodes, settings.num_agents, settings.engine.name
     if engine != "vectorized" and nodes > agents:
         reason = f"at most num_agents={agents}, because each node hosts at least one agent"
-        return f"engine.num_nodes={nodes}", f": must be {reason}"
+        return f"engine.num_nodes={nodes}", f"must be {reason}"
     if settings.dropout > 0 and engine != "inprocess":
-        return f"dropout={settings.dropout:g}", f": needs engine=inprocess, not engine={engine}"
+        return f"dropout={settings.dropout:g}", f"needs engine=inprocess, not engine={engine}"
     workers = settings.engine.workers
     if workers != AUTO and engine != "vectorized":
-        return f"engine.workers={workers}", f": needs engine=vectorized, not engine={engine}"
+        return f"engine.workers={workers}", f"needs engine=vectorized, not engine={engine}"
     if workers == RAY and settings.backend != "numpy":
-        return "engine.workers=ray", f": needs backend=numpy, not backend={settings.backend}"
+        return "engine.workers=ray", f"needs backend=numpy, not backend={settings.backend}"
     if settings.rng == "torch" and settings.backend == "numpy":
-        return "rng='torch'", ": needs backend=cpu or backend=cuda, not backend=numpy"
+        return "rng='torch'", "needs backend=cpu or backend=cuda, not backend=numpy"
     return None
 
 
 def _check_algorithm(settings: Settings) -> Problem:
-    if settings.robust != "none":
-        robust = [
-            name for name, entry in ALGORITHMS.items() if entry.online and entry.agents == "common"
-        ]
-        if settings.algorithm not in robust:
-            reason = f": needs algorithm {' or '.join(robust)}, not {settings.algorithm}"
-            return f"robust={settings.robust!r}", reason
-    if settings.first_round == "step":
-        able = [name for name, each in ALGORITHMS.items() if each.exchanges == "several_first"]
-        if settings.algorithm not in able:
-            reason = f": needs algorithm {' or '.join(able)}, not {settings.algorithm}"
-            return f"first_round={settings.first_round!r}", reason
-    if ALGORITHMS[settings.algorithm].online:
-        return None
-    online = [name for name, entry in ALGORITHMS.items() if entry.online]
-    if settings.mode == "devices":
+    """Compare the algorithm with those that can be robust, take one step, or run with devices."""
+    online = [name for name, each in ALGORITHMS.items() if each.online]
+    robust = [name for name in online if ALGORITHMS[name].agents == "common"]
+    able = [name for name, each in ALGORITHMS.items() if each.exchanges == "several_first"]
+    name = settings.algorithm
+    for key, value, valid in (("robust", "trimmed", robust), ("first_round", "step", able)):
+        if getattr(settings, key) == value and name not in valid:
+            return f"{key}={value!r}", f"needs algorithm {' or '.join(valid)}, not {name}"
+    if settings.mode == "devices" and name not in online:
         reason = "the others need every device in every round, or no server"
-        required = f": must be one of {', '.join(online)} with mode=devices: {reason}"
-        return f"algorithm={settings.algorithm!r}", required
+        return (
+            f"algorithm={name!r}",
+            f"must be one of {', '.join(online)} with mode=devices: {reason}",
+        )
     return None
 
 
 def _check_matrix_form(settings: Settings) -> Problem:
-    if settings.matrix_form == "full":
-        return None
+    algorithm, reason = settings.algorithm, ""
+    if settings.matrix_form != "full":
+        reason = {
+            "personal": "needs full matrices; use matrix_form=full",
+            "local": "sends no matrices; its agents keep full ones",
+        }.get(ALGORITHMS[algorithm].agents, "")
+        if algorithm == "fldb_gd" and settings.solver == "newton":
+            remedy = "use solver=lbfgs or solver=gd"
+            reason = f"with solver=newton needs full Hessians, of d^2 numbers; {remedy}"
     name = f"matrix_form={settings.matrix_form!r}"
-    agents = ALGORITHMS[settings.algorithm].agents
-    if agents == "personal":
-        reason = "needs full matrices; use matrix_form=full"
-        return name, f": algorithm={settings.algorithm} {reason}"
-    if agents == "local":
-        reason = "sends no matrices; its agents keep full ones"
-        return name, f": algorithm={settings.algorithm} {reason}"
-    if settings.algorithm == "fldb_gd" and settings.solver == "newton":
-        reason = "needs full Hessians, of d^2 numbers; use solver=lbfgs or solver=gd"
-        return name, f": algorithm=fldb_gd with solver=newton {reason}"
-    return None
+    return (name, f"algorithm={algorithm} {reason}") if reason else None
 
 
 def _check_environment(settings: Settings) -> Problem:
-    name = settings.environment.name
+    name, d, arms = settings.environment.name, settings.dimension, settings.num_arms
     for own, owner in ENVIRONMENT_OF.items():
         value = getattr(settings.environment, own)
         if name != owner and value != getattr(type(settings.environment), own):
-            return f"environment.{own}={value!r}", f": needs environment={owner}, not {name}"
-    return _check_movielens(settings) if name == "movielens" else None
-
-
-def _check_movielens(settings: Settings) -> Problem:
-    d, arms = settings.dimension, settings.num_arms
-    if d > MOVIELENS_DIMENSIONS:
+            return f"environment.{own}={value!r}", f"needs environment={owner}, not {name}"
+    if name == "movielens" and d > MOVIELENS_DIMENSIONS:
         reason = f"whose features are the SVD of {MOVIELENS_DIMENSIONS} users' ratings"
-        return f"dimension={d}", f": must be at most {MOVIELENS_DIMENSIONS} for MovieLens, {reason}"
-    if arms > MOVIELENS_ITEMS:
+        return f"dimension={d}", f"must be at most {MOVIELENS_DIMENSIONS} for MovieLens, {reason}"
+    if name == "movielens" and arms > MOVIELENS_ITEMS:
         limit = f"{MOVIELENS_ITEMS} for MovieLens, its number of items"
-        return f"num_arms={arms}", f": must be at most {limit}"
-    if not settings.environment.path:
-        reason = ": set it to the downloaded MovieLens ratings, a file, a folder or the zip"
+        return f"num_arms={arms}", f"must be at most {limit}"
+    if name == "movielens" and not settings.environment.path:
+        reason = "set it to the downloaded MovieLens ratings, a file, a folder or the zip"
         return "environment.path is empty", reason
     return None
 
@@ -180,24 +151,78 @@ def _check_secure(settings: Settings) -> Problem:
         return None
     if settings.mode != "devices":
         return "secure=true", (
-            ": needs mode=devices, with a helper; simulate its noise with privacy.epsilon=3"
+            "needs mode=devices, with a helper; simulate its noise with privacy.epsilon=3"
             " privacy.parties=2, or try `fldb demo --secure`"
         )
     if settings.privacy.epsilon == NONE:
         return "secure=true", (
-            ": needs privacy.epsilon, because a sum without noise can be one person's answer; for"
+            "needs privacy.epsilon, because a sum without noise can be one person's answer; for"
             " small groups use secure=false: connections are encrypted, and the server's operator"
             " can read uploads"
         )
     devices = settings.devices
     if not devices.helper.startswith(("https://", "http://")):
         name = f"devices.helper={devices.helper!r}" if devices.helper else "devices.helper is empty"
-        return name, ": secure=true needs the address of the helper, like https://helper.example"
+        return name, "secure=true needs the address of the helper, like https://helper.example"
     for name, path in (("helper_key", devices.helper_key), ("helper_token", devices.helper_token)):
         if not Path(path).is_absolute():
             text = f"devices.{name}={path!r}" if path else f"devices.{name} is empty"
-            return text, ": secure=true needs the absolute path of this file on the server"
+            return text, "secure=true needs the absolute path of this file on the server"
     return None
+
+
+def _check_privacy(settings: Settings) -> Problem:
+    privacy, name = settings.privacy, settings.algorithm
+    is_devices = settings.mode == "devices"
+    if privacy.epsilon == NONE:
+        group: type = type(privacy)
+        for entry in entries_of(group):
+            value = entry.value(settings)
+            if is_devices and value != entry.default:  # statistics would have no noise
+                reason = f"has no effect with {NO_NOISE}, or leave this setting out"
+                return f"{entry.dotted}={value!r}", reason
+        return None
+    if reason := _obstacle_to_privacy(settings):
+        return f"privacy.epsilon={privacy.epsilon:g}", reason
+    if privacy.unit == "answer" and (is_devices or ALGORITHMS[name].agents != "common"):
+        reason = f"algorithm={name}: an agent's answers determine which arms it shows later, and"
+        reason += " its later uploads"
+        if ALGORITHMS[name].agents == "common":
+            reason = "mode=devices: a device selects arms with answers that no round has counted"
+            reason += " yet"
+        return "privacy.unit='answer'", f"{reason}; use privacy.unit=person"
+    return _check_clip(settings)
+
+
+def _check_clip(settings: Settings) -> Problem:
+    clip, longest = clip_length(settings), settings.max_difference
+    if clip is None:
+        where = "mode=devices" if settings.mode == "devices" else settings.environment.name
+        reason = f"a number for {where}, or max_difference as a number: the noise is proportional"
+        return "privacy.clip='auto'", f"must be {reason} to this length"
+    if longest != AUTO and clip > float(longest):
+        return f"privacy.clip={clip:g}", f"must be at most max_difference={longest:g}"
+    return None
+
+
+def _obstacle_to_privacy(settings: Settings) -> str:
+    """Return why no noise can be added with these settings, and the remedy; empty if none."""
+    algorithm = settings.algorithm
+    exchanges = "one" if takes_one_exchange(settings) else ALGORITHMS[algorithm].exchanges
+    reasons = {
+        "none": "releases nothing, so it needs no noise; leave it out",
+        "several_first": "releases several sums over the duels of the first round; use"
+        " first_round=step",
+        "several": "releases many sums over all duels, each of which needs noise; use"
+        " algorithm=fldb_ons with first_round=step",
+    }
+    if exchanges in reasons:
+        return f"algorithm={algorithm} {reasons[exchanges]}"
+    if settings.robust == "trimmed":
+        return "robust=trimmed: a trimmed mean has no known sensitivity; use robust=none"
+    if settings.mode == "devices" and not settings.devices.rounds:
+        return "devices.rounds=0: the noise depends on the number of rounds; use a positive one"
+    return ""
 
 
 def clip_length(settings: Settings) -> float | None:
@@ -213,75 +238,4 @@ def clip_length(settings: Settings) -> float | None:
         return float(longest)
     if settings.mode == "simulation" and settings.environment.name == "synthetic":
         return math.sqrt(2.0 * settings.dimension)
-    return None
-
-
-def _check_privacy(settings: Settings) -> Problem:
-    if settings.privacy.epsilon == NONE:
-        return _unused_privacy(settings) if settings.mode == "devices" else None
-    if reason := _obstacle_to_privacy(settings):
-        return f"privacy.epsilon={settings.privacy.epsilon:g}", f": {reason}"
-    return _check_unit(settings)
-
-
-def _unused_privacy(settings: Settings) -> Problem:
-    """Refuse settings of privacy without epsilon: devices would send statistics without noise."""
-    group: type = type(settings.privacy)
-    for entry in entries_of(group):
-        if (value := entry.value(settings)) != entry.default:
-            reason = f": has no effect with {NO_NOISE}, or leave this setting out"
-            return f"{entry.dotted}={value!r}", reason
-    return None
-
-
-def _obstacle_to_privacy(settings: Settings) -> str:
-    """Return why no noise can be added with these settings, and the remedy; empty if none."""
-    algorithm = settings.algorithm
-    exchanges = ALGORITHMS[algorithm].exchanges
-    if exchanges == "none":
-        return f"algorithm={algorithm} releases nothing, so it needs no noise; leave it out"
-    if not takes_one_exchange(settings):
-        if exchanges == "several_first":
-            return (
-                f"algorithm={algorithm} releases several sums over the duels of the first round;"
-                " use first_round=step"
-            )
-        return (
-            f"algorithm={algorithm} releases many sums over all duels, each of which needs noise;"
-            " use algorithm=fldb_ons with first_round=step"
-        )
-    reasons = {
-        "robust": ("trimmed", "a trimmed mean has no known sensitivity; use robust=none"),
-    }
-    for name, (value, reason) in reasons.items():
-        if getattr(settings, name) == value:
-            return f"{name}={value}: {reason}"
-    if settings.mode == "devices" and not settings.devices.rounds:
-        return "devices.rounds=0: the noise depends on the number of rounds; use a positive one"
-    return ""
-
-
-def _check_unit(settings: Settings) -> Problem:
-    unit, name = settings.privacy.unit, f"privacy.unit={settings.privacy.unit!r}"
-    if unit == "answer":
-        remedy = "use privacy.unit=person"
-        if ALGORITHMS[settings.algorithm].agents != "common":
-            reason = "an agent's answers determine which arms it shows later, and its later uploads"
-            return name, f": algorithm={settings.algorithm}: {reason}; {remedy}"
-        if settings.mode == "devices":
-            reason = "a device selects arms with answers that no round has counted yet"
-            return name, f": mode=devices: {reason}; {remedy}"
-    return None
-
-
-def _check_clip(settings: Settings) -> Problem:
-    if settings.privacy.epsilon == NONE:
-        return None
-    clip, longest = clip_length(settings), settings.max_difference
-    if clip is None:
-        where = "mode=devices" if settings.mode == "devices" else settings.environment.name
-        reason = f"a number for {where}, or max_difference as a number: the noise is proportional"
-        return "privacy.clip='auto'", f": must be {reason} to this length"
-    if longest != AUTO and clip > float(longest):
-        return f"privacy.clip={clip:g}", f": must be at most max_difference={longest:g}"
     return None

@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from fldb_flower.catalogue import ALGORITHMS, SELECTIONS
-from fldb_flower.errors import SettingsError
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
+from fldb_flower.errors import SettingsError, shown
 from fldb_flower.settings.checks import automatic, check_together, clip_length
 from fldb_flower.settings.entries import (
     AUTO,
@@ -19,8 +20,10 @@ from fldb_flower.settings.entries import (
     MAX_REAL,
     MIN_REAL,
     NONE,
+    NOT_NEGATIVE,
     ORIGIN,
     POSITIVE,
+    RAY,
     SECONDS,
     SHARE,
     WAIT,
@@ -29,22 +32,17 @@ from fldb_flower.settings.entries import (
     between,
     groups_of,
     setting,
-    shown,
-)
-from fldb_flower.settings.groups import (
-    DevicesSettings,
-    EngineSettings,
-    EnvironmentSettings,
-    PrivacySettings,
-    ScheduleSettings,
 )
 from fldb_flower.settings.needs import (
     algorithm_with,
     algorithms,
     bound_of_theory,
+    devices,
+    environments,
     longest_difference,
     nodes,
     only,
+    private,
     ridge,
     ridge_of_curvature,
     scheduled,
@@ -52,14 +50,216 @@ from fldb_flower.settings.needs import (
     simulation,
 )
 
-MATRIX_FORMS = ("full", "diagonal")
-BACKENDS = ("numpy", "cpu", "cuda")
-SOLVERS = ("newton", "lbfgs", "gd")
-FIRST_ROUNDS = (AUTO, "minimise", "step")
+_OGD = (algorithms("fldb_ogd"),)
 _COMMON = algorithm_with(lambda each: each.agents == "common")
 _PERSONAL = algorithm_with(lambda each: each.agents == "personal")
 
 MAX_DIMENSION = 4096  # W, (d, d), then takes 128 MiB
+
+MAX_SIGMA = 1e6  # the regret of ten million agents then fits in an upload
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings(Checked):
+    """Arms and preferences."""
+
+    GROUP: ClassVar[str] = "environment"
+
+    name: str = setting(
+        "synthetic", "Source of arms and preferences.", choices=ENVIRONMENTS, needs=(simulation,)
+    )
+    sigma: float = setting(
+        0.0,
+        "Heterogeneity (synthetic): agent i has theta_i = theta + N(0, sigma^2 I).",
+        between(0, MAX_SIGMA),
+        needs=(simulation, environments("synthetic")),
+    )
+    path: str = setting(
+        "",
+        "movielens: the ratings, as a file, a folder or the downloaded zip; duels: the folder"
+        " with arms.csv and duels.csv.",
+        needs=(simulation, environments("movielens", "duels")),
+    )
+    play: str = setting(
+        AUTO,
+        "duels: replay, the policy selects pairs and gets recorded answers; predict, recorded duels"
+        " are shown in random order; auto: replay if at least half of the people answered at least"
+        " 90% of the pairs.",
+        choices=(AUTO, "replay", "predict"),
+        needs=(simulation, environments("duels")),
+    )
+    max_people: int = setting(
+        0,
+        "duels: maximum number of people, the first in duels.csv; 0: no limit.",
+        FROM_ZERO,
+        needs=(simulation, environments("duels")),
+    )
+    min_answers: int = setting(
+        0,
+        "duels: people with fewer answers are left out; predict: also below horizon.",
+        FROM_ZERO,
+        needs=(simulation, environments("duels")),
+    )
+    users: str = setting(
+        "drawn",
+        "movielens: drawn, each agent draws a user in each iteration, as in the paper; persistent,"
+        " each agent is one user.",
+        choices=("drawn", "persistent"),
+        needs=(simulation, environments("movielens")),
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleSettings(Checked):
+    """Communication rounds."""
+
+    GROUP: ClassVar[str] = "schedule"
+
+    name: str = setting(
+        "periodic",
+        "Ends of rounds: periodic, every tau iterations; geometric, t = 1 and then ceil(ratio^k).",
+        choices=("periodic", "geometric"),
+        needs=(simulation, scheduled),
+    )
+    ratio: float = setting(
+        1.5,
+        "Ratio of the geometric schedule.",
+        Limits(above=1, maximum=MAX_REAL),
+        needs=(simulation, scheduled, only("schedule.name", "geometric")),
+    )
+
+
+@dataclass(frozen=True)
+class EngineSettings(Checked):
+    """Engine of ``python -m simulations.run``."""
+
+    GROUP: ClassVar[str] = "engine"
+
+    name: str = setting(
+        "vectorized",
+        "vectorized, inprocess or flower.",
+        choices=("vectorized", "inprocess", "flower"),
+    )
+    num_nodes: int = setting(
+        2,
+        "Flower nodes that host the agents (inprocess, flower).",
+        between(1, 1_000_000),
+        needs=(only("engine.name", "inprocess", "flower"),),
+    )
+    num_cpus: int = setting(
+        1,
+        "CPUs per Flower client (flower); a whole number.",
+        between(1, 4096),
+        needs=(only("engine.name", "flower"),),
+    )
+    num_gpus: float = setting(
+        0.0,
+        "GPUs per Flower client, also fractions (flower).",
+        between(0, 1024),
+        needs=(only("engine.name", "flower"),),
+    )
+    workers: int | str = setting(
+        AUTO,
+        "Processes that play the agents, at most; auto: one per available processor; ray: one per"
+        " free CPU of the Ray cluster at RAY_ADDRESS, or of this machine (vectorized).",
+        between(1, 4096),
+        words=(RAY,),
+        needs=(only("engine.name", "vectorized"),),
+    )
+
+
+_SECURE = (devices, only("secure", True))
+
+
+@dataclass(frozen=True)
+class DevicesSettings(Checked):
+    """Rounds with real devices (mode=devices); Flower only."""
+
+    GROUP: ClassVar[str] = "devices"
+
+    rounds: int = setting(
+        0, "Rounds that learn before the run ends; 0: no limit.", FROM_ZERO, needs=(devices,)
+    )
+    round_seconds: float = setting(
+        60.0,
+        "Seconds between the starts of two rounds; 0: without a pause.",
+        SECONDS,
+        needs=(devices,),
+    )
+    at_least: int = setting(
+        1, "Connected devices required to start a round.", COUNT, needs=(devices,)
+    )
+    first_duels: int | str = setting(
+        AUTO,
+        "Duels of all devices required by the first round; auto: 2 * dimension.",
+        COUNT,
+        needs=(devices,),
+    )
+    max_duels: int = setting(
+        10_000,
+        "Maximum number of duels per device and round; the others wait for the next round.",
+        COUNT,
+        needs=(devices,),
+    )
+    federation: str = setting(
+        "fldb", "secure: name of the federation, as in the devices' vault.toml.", needs=_SECURE
+    )
+    helper: str = setting(
+        "", "secure: address of the helper, like https://helper.example.org.", needs=_SECURE
+    )
+    helper_key: str = setting(
+        "", "secure: absolute path of the helper's public key.", needs=_SECURE
+    )
+    helper_token: str = setting(
+        "", "secure: absolute path of the file with the helper's token.", needs=_SECURE
+    )
+
+
+@dataclass(frozen=True)
+class PrivacySettings(Checked):
+    """Differential privacy: noise that is added to the sums of the agents' statistics."""
+
+    GROUP: ClassVar[str] = "privacy"
+
+    epsilon: float | str = setting(
+        NONE,
+        "Differential privacy: epsilon of the whole run; none: no noise.",
+        Limits(minimum=1e-3, maximum=1e3),
+        why="smaller is more private, and privacy.epsilon=none adds no noise",
+    )
+    delta: float = setting(
+        1e-6,
+        "Differential privacy: probability by which chances may differ beyond epsilon.",
+        Limits(minimum=1e-15, maximum=0.1),
+        needs=(private,),
+    )
+    unit: str = setting(
+        "person",
+        "What is protected: person, all contributions of one agent; answer, one answer.",
+        choices=("person", "answer"),
+        needs=(private,),
+    )
+    clip: float | str = setting(
+        AUTO,
+        "Length to which agents shorten longer differences in statistics; auto: max_difference if"
+        " it is a number, and for synthetic sqrt(2 dimension), the root mean squared length.",
+        POSITIVE,
+        needs=(private,),
+    )
+    parties: int = setting(
+        1,
+        "Simulations: number of parties that add noise: 1, a trusted server; 2, server and helper,"
+        " as with secure=true.",
+        between(1, 2),
+        needs=(private,),
+    )
+    min_variance: float = setting(
+        0.001,
+        "FLDB-Personal: lower limit of v with privacy, in units of 10 / clip^2, because noisy log"
+        " losses may favour a v that is too small.",
+        between(1e-3, 10),
+        needs=(private, algorithm_with(lambda each: each.agents == "personal")),
+    )
 
 
 @dataclass(frozen=True)
@@ -67,9 +267,8 @@ class Settings(Checked):
     """All settings of one run.
 
     ``num_agents``, ``horizon`` and ``dimension`` are integers once it is built, also if ``auto`` is
-    given. For ``environment=duels``, ``environment.play`` is then replay or predict.
-
-    Names may be in kebab-case and in upper case (``"FLDB-OGD"``); numbers may be NumPy's.
+    given. For ``environment=duels``, ``environment.play`` is then replay or predict. Names may be
+    in kebab-case and in upper case (``"FLDB-OGD"``); numbers may be NumPy's.
 
     Raises
     ------
@@ -126,7 +325,7 @@ class Settings(Checked):
     backend: str = setting(
         "numpy",
         "Array library of the agents: numpy, or PyTorch on cpu or cuda (the torch extra).",
-        choices=BACKENDS,
+        choices=("numpy", "cpu", "cuda"),
     )
     rng: str = setting(
         "numpy",
@@ -168,38 +367,38 @@ class Settings(Checked):
         AUTO,
         "Factor on beta_t: 1 as in theory, 0 without exploration; auto: 1, and for FLDB-ONS the"
         " width ons_width instead of beta_t.",
-        between(0, MAX_REAL),
+        NOT_NEGATIVE,
         needs=(algorithm_with(lambda each: each.agents in {"common", "local"}), selected_pairs),
     )
     alpha: float = setting(
         1000.0,
         "FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).",
         POSITIVE,
-        needs=(algorithms("fldb_ogd"),),
+        needs=_OGD,
     )
     step_index: str = setting(
         "iteration",
         "FLDB-OGD: `step` is the iteration t, or the round t_c as printed in Algorithm 2.",
         choices=("iteration", "round"),
-        needs=(algorithms("fldb_ogd"),),
+        needs=_OGD,
     )
     projection_center: str = setting(
         "initial",
         "FLDB-OGD: center of the projection: initial, theta_hat^(1) (the proof), or current,"
         " theta_hat^(t_c) (the text).",
         choices=("initial", "current"),
-        needs=(algorithms("fldb_ogd"),),
+        needs=_OGD,
     )
     projection_radius: float | str = setting(
         AUTO,
         "FLDB-OGD: radius of the projection; auto: 2 r of the paper.",
         POSITIVE,
-        needs=(algorithms("fldb_ogd"),),
+        needs=_OGD,
     )
     solver: str = setting(
         "newton",
         "FLDB-GD: minimisation of the loss; lbfgs needs the torch extra.",
-        choices=SOLVERS,
+        choices=("newton", "lbfgs", "gd"),
         needs=(algorithms("fldb_gd"),),
     )
     gd_steps: int = setting(
@@ -219,7 +418,7 @@ class Settings(Checked):
         "FLDB-OGD, FLDB-ONS: first estimate: minimise, the minimiser of the first duels' loss, by"
         " several exchanges; step, a long Newton step from 0, by one exchange; auto: step with"
         " privacy, else minimise.",
-        choices=FIRST_ROUNDS,
+        choices=(AUTO, "minimise", "step"),
         needs=(algorithm_with(lambda each: each.exchanges == "several_first"),),
     )
     ons_ridge: float = setting(
@@ -232,7 +431,7 @@ class Settings(Checked):
         0.75,
         "FLDB-ONS, beta_scale=auto: width of the confidence interval, in posterior standard"
         " deviations; 0 without exploration.",
-        between(0, MAX_REAL),
+        NOT_NEGATIVE,
         needs=(algorithms("fldb_ons"), only("beta_scale", AUTO), selected_pairs),
     )
     personal_ridge: float = setting(
@@ -245,7 +444,7 @@ class Settings(Checked):
     personal_width: float = setting(
         0.5,
         "FLDB-Personal: width of the confidence interval, in posterior standard deviations.",
-        between(0, MAX_REAL),
+        NOT_NEGATIVE,
         needs=(_PERSONAL, selected_pairs),
     )
     personal_variance: float | str = setting(
@@ -272,7 +471,7 @@ class Settings(Checked):
     matrix_form: str = setting(
         "full",
         "Representation of W and of Hessians: full, d^2 numbers; diagonal, d.",
-        choices=MATRIX_FORMS,
+        choices=("full", "diagonal"),
         needs=(_COMMON,),
     )
     robust: str = setting(

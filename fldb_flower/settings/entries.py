@@ -13,27 +13,24 @@ from keyword import iskeyword
 from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
-from fldb_flower.errors import SettingsError, one_line
+from fldb_flower.errors import SettingsError, shown
 from fldb_flower.settings.needs import Need
 
 AUTO = "auto"
 """A number that is derived from other settings; the help text of the setting gives the rule."""
-
 RAY = "ray"
 """Value of ``engine.workers`` besides numbers."""
-
 NONE = "none"
 """Default of a number that is not set: what it would turn on is off."""
-
 MAX_INTEGER = 2**63 - 1
 """Largest integer of Flower's run config."""
-
-_MAX_CHARACTERS = 500  # of a value in an error message
 
 Spelling = Literal["attribute", "dotted", "kebab", "keyword"]
 
 ORIGIN: ContextVar[tuple[str, Spelling]] = ContextVar("ORIGIN", default=("Python", "attribute"))
 """Source of the settings being built, and the spelling of names there, for error messages."""
+
+_VALID = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
 
 
 class Limits(NamedTuple):
@@ -62,9 +59,6 @@ class Limits(NamedTuple):
         )
 
 
-UNLIMITED = Limits()
-
-
 def between(minimum: float, maximum: float) -> Limits:
     """Return the limits of a range with both ends."""
     return Limits(minimum=minimum, maximum=maximum)
@@ -72,18 +66,16 @@ def between(minimum: float, maximum: float) -> Limits:
 
 MIN_REAL, MAX_REAL = 1e-100, 1e100  # products and squares of two such numbers are finite
 MAX_SECONDS = 1e9  # 30 years; operating systems limit waits to little more
-
 COUNT, FROM_ZERO = between(1, MAX_INTEGER), between(0, MAX_INTEGER)
-POSITIVE = between(MIN_REAL, MAX_REAL)
+POSITIVE, NOT_NEGATIVE = between(MIN_REAL, MAX_REAL), between(0, MAX_REAL)
 SHARE = Limits(above=0, maximum=1)
-SECONDS = between(0, MAX_SECONDS)
-WAIT = Limits(above=0, maximum=MAX_SECONDS)
+SECONDS, WAIT = between(0, MAX_SECONDS), Limits(above=0, maximum=MAX_SECONDS)
 
 
 def setting(
     default: Any,
     help: str,
-    limits: Limits = UNLIMITED,
+    limits: Limits | None = None,
     *,
     name: str = "",
     choices: Collection[str] = (),
@@ -91,29 +83,15 @@ def setting(
     why: str = "",
     needs: Collection[Need] = (),
 ) -> Any:
-    """Declare a setting as a dataclass field with metadata.
+    """Declare a setting as a dataclass field.
 
-    Parameters
-    ----------
-    default : Any
-        Default value. ``"auto"`` or ``"none"`` is valid besides numbers if it is the default.
-    help : str
-        One sentence for the user.
-    limits : Limits, optional
-        Range of a number.
-    name : str, optional
-        Name that users write, if it differs from the field's (``lambda``).
-    choices : collection of str, optional
-        Valid names, also accepted in kebab-case.
-    words : collection of str, optional
-        Texts that are valid besides numbers and the default.
-    why : str
-        Reason for the limits, added to error messages.
-    needs : collection of callables, optional
-        Without one of them, the setting has no effect; see :mod:`fldb_flower.settings.needs`.
+    ``"auto"`` or ``"none"`` is valid besides numbers if it is the default, and so are ``words``.
+    ``name`` is the name that users write, if it differs from the field's (``lambda``). ``choices``,
+    a collection that may grow, has the valid names. ``why`` is the reason for the limits, for
+    messages. Without one of ``needs``, the setting has no effect.
     """
     metadata = {
-        "help": help, "limits": limits, "name": name, "choices": choices, "words": words,
+        "help": help, "limits": limits, "name": name, "names": choices, "words": words,
         "why": why, "needs": needs,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
@@ -123,18 +101,9 @@ def setting(
 class Entry:
     """One declared setting.
 
-    Attributes
-    ----------
-    path : tuple of str
-        Keys in the Hydra configuration: ``("environment", "sigma")``.
-    field : str
-        Name of the dataclass field; it differs from the last key for ``lambda_``.
-    kind : type
-        bool, int, float or str.
-    default, help, words, why, limits, needs
-        See :func:`setting`.
-    names : collection of str
-        Valid names, empty for numbers and texts. It may be a catalogue that grows.
+    ``path`` has its keys in Hydra's configuration, ``("environment", "sigma")``. ``field``, the
+    name of the dataclass field, differs from the last key for ``lambda_``. ``kind`` is bool, int,
+    float or str. The other attributes are those of :func:`setting`.
     """
 
     path: tuple[str, ...]
@@ -142,20 +111,15 @@ class Entry:
     default: Any
     kind: type
     help: str
-    words: Collection[str]
-    why: str
     limits: Limits
     names: Collection[str]
+    words: Collection[str]
+    why: str
     needs: Collection[Need]
 
     @property
-    def auto(self) -> bool:
-        """Whether ``"auto"`` is valid besides a number."""
-        return bool(self.default == AUTO)
-
-    @property
     def choices(self) -> tuple[str, ...]:
-        """The valid names now."""
+        """The valid names now; empty for numbers and texts."""
         return tuple(self.names)
 
     @property
@@ -185,17 +149,11 @@ class Entry:
         return functools.reduce(getattr, (*self.path[:-1], self.field), settings)
 
     def check(self, value: Any, key: str, source: str) -> Any:
-        """Return a value in the declared type; ``key`` and ``source`` are for error messages.
-
-        Raises
-        ------
-        SettingsError
-            The value has the wrong type or is out of range.
-        """
-        checked, problem = self._convert(value)
-        if problem:
+        """Return a value in the declared type; ``key`` and ``source`` are for the error."""
+        checked, valid = self._convert(value)
+        if valid:
             why = f" ({self.why})" if self.why else ""
-            raise SettingsError(f"{key}={shown(checked)} (from {source}): must be {problem}{why}")
+            raise SettingsError(f"{key}={shown(checked)} (from {source}): must be {valid}{why}")
         return checked
 
     def _convert(self, value: Any) -> tuple[Any, str]:
@@ -205,20 +163,14 @@ class Entry:
             if name in self.choices:
                 return str(name), ""
             return value, f"one of {', '.join(self.choices)}{suggestion(name, self.choices)}"
-        if self.kind is bool:
-            return value, "" if isinstance(value, bool) else "true or false"
-        if self.kind is str:
-            return (str(value), "") if isinstance(value, str) else (value, "a text")
-        return self._convert_number(value)
-
-    def _convert_number(self, value: Any) -> tuple[Any, str]:
+        if self.kind in (bool, str):
+            is_valid = isinstance(value, self.kind)
+            return (self.kind(value), "") if is_valid else (value, _VALID[self.kind])
         words = [self.default, *self.words] if isinstance(self.default, str) else []
         if isinstance(value, str) and value in words:
             return str(value), ""
-        is_integer = self.kind is int
-        if not _is_finite(value) or (is_integer and value != int(value)):
-            kind = "a whole number" if is_integer else "a number"
-            return value, " or ".join([f"{kind}, {self.limits}", *words])
+        if not _is_finite(value) or (self.kind is int and value != int(value)):
+            return value, " or ".join([f"{_VALID[self.kind]}, {self.limits}", *words])
         number = self.kind(value)
         return number, "" if self.limits.contain(number) else str(self.limits)
 
@@ -242,42 +194,29 @@ class Checked:
 @functools.cache
 def entries_of(cls: Any) -> tuple[Entry, ...]:
     """Return the settings that a dataclass declares, without those of its groups."""
-    fields = dataclasses.fields(cls)
-    return tuple(_entry(cls, item) for item in fields if item.metadata)
+    hints, entries = get_type_hints(cls), []
+    for item in dataclasses.fields(cls):
+        if item.metadata:
+            metadata = dict(item.metadata)
+            name = metadata.pop("name") or item.name
+            hint = hints[item.name]
+            kind = hint if isinstance(hint, type) else hint.__args__[0]  # `float | str` for auto
+            path = (cls.GROUP, name) if cls.GROUP else (name,)
+            entries.append(Entry(path, item.name, item.default, kind, **metadata))
+    return tuple(entries)
 
 
 @functools.cache
 def groups_of(cls: type) -> dict[str, type]:
     """Return the groups of a dataclass by the name of their field."""
     hints = get_type_hints(cls)
-    fields = dataclasses.fields(cls)
-    return {item.name: hints[item.name] for item in fields if not item.metadata}
-
-
-def _entry(cls: Any, item: dataclasses.Field[Any]) -> Entry:
-    metadata = dict(item.metadata)
-    name = metadata.pop("name") or item.name
-    hint = get_type_hints(cls)[item.name]
-    kind = hint if isinstance(hint, type) else hint.__args__[0]  # `float | str` for auto
-    group = cls.GROUP
-    path = (group, name) if group else (name,)
-    names = metadata.pop("choices")
-    return Entry(path, item.name, item.default, kind, names=names, **metadata)
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls) if not item.metadata}
 
 
 def suggestion(name: object, known: Collection[str]) -> str:
     """Return "; did you mean X?" for a known name X similar to this one, or an empty text."""
     close = difflib.get_close_matches(str(name), known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def shown(value: object) -> str:
-    """Return a value's representation on one line, cut to 500 characters."""
-    try:
-        text = one_line(repr(value))
-    except Exception:  # repr fails, for example of an integer of 5,000 digits
-        return f"<{type(value).__name__}>"
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 
 
 def _is_finite(value: object) -> bool:

@@ -1,16 +1,21 @@
-"""Bounded reads and atomic writes of files, and locks on folders."""
+"""Bounded reads and atomic writes of files, locks on folders, and parts of HTML pages."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import resources
 from pathlib import Path
+
+from fldb_flower.errors import DataError
 
 try:
     import fcntl
@@ -27,25 +32,9 @@ _TEMPORARY = r"\.[0-9a-f]{16}\.part"  # after the name of the file
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most ``most`` bytes.
+    """Return the content of a regular file of at most ``most`` bytes; otherwise raise an OSError.
 
-    Raises
-    ------
-    OSError
-        It cannot be read, has more bytes, or is a folder, a pipe or a device, which may block or
-        have no end.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from fldb_flower.system.files import read_file
-    >>> _ = Path("arms.csv").write_text("arm,sweet")
-    >>> read_file(Path("arms.csv"), 100)
-    b'arm,sweet'
-    >>> read_file(Path("arms.csv"), 5)
-    Traceback (most recent call last):
-        ...
-    OSError: [Errno 27] it has more than 5 bytes: 'arms.csv'
+    A folder, a pipe or a device may block or have no end.
     """
     descriptor = os.open(path, os.O_RDONLY | _UNBLOCKED)
     try:
@@ -75,34 +64,12 @@ def reason_of(error: OSError) -> str:
 
 
 def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
-    """Write a file atomically and durably, replacing an existing one.
+    """Write a file atomically and durably, replacing an existing one; links are followed.
 
-    After a crash, the file has either the old content or the new content. Links are followed. What
-    a killed process left behind is removed.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    content : bytes
-        Its new content.
-    mode : int, optional
-        Its permissions; by default those of the existing file, or else of a new file.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written, or there is something else of this name, such as a device; it is
-        unchanged.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from fldb_flower.system.files import replace_file
-    >>> replace_file(Path("page.html"), b"first")
-    >>> replace_file(Path("page.html"), b"second")
-    >>> Path("page.html").read_bytes()
-    b'second'
+    After a crash, the file has either the old content or the new content. What a killed process
+    left behind is removed. ``mode`` are its permissions, by default those of the existing file, or
+    else of a new file. An OSError is raised, and nothing is changed, if the file cannot be written,
+    or if something else has its name, such as a device.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -119,15 +86,7 @@ def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def create_file(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a new file atomically and durably; an existing file is never replaced.
-
-    Raises
-    ------
-    FileExistsError
-        There is a file of this name.
-    OSError
-        The file cannot be written.
-    """
+    """Write a new file atomically and durably; FileExistsError if there is one of this name."""
     with _temporary(path, content, mode) as part:
         try:
             path.hardlink_to(part)
@@ -213,15 +172,9 @@ def _expect_regular(status: os.stat_result, path: Path) -> None:
 def lock_folder(path: Path, *, wait: bool = False) -> Callable[[], None]:
     """Lock a folder against other processes; return the function that releases it.
 
-    The system releases it when the process ends. On a file system without locks, the folder is not
-    locked. Windows cannot lock a folder: there, a file ``lock`` in it is locked.
-
-    Raises
-    ------
-    BlockingIOError
-        Another process holds the lock, and ``wait`` is false.
-    OSError
-        The folder cannot be opened.
+    The system releases it when the process ends. BlockingIOError is raised if another process holds
+    it, unless ``wait``. On a file system without locks, the folder is not locked. Windows cannot
+    lock a folder: there, a file ``lock`` in it is locked.
     """
     if fcntl is None:
         return _lock_file(path / _LOCK, wait=wait)
@@ -248,13 +201,7 @@ def _lock_file(path: Path, *, wait: bool) -> Callable[[], None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a folder.
-
-    Raises
-    ------
-    OSError
-        The folder cannot be opened.
-    """
+    """Return whether a process holds the lock of a folder."""
     try:
         lock_folder(path)()
     except BlockingIOError:
@@ -271,3 +218,20 @@ def _sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def read_part(package: str, name: str) -> str:
+    """Return the text of a page, script or style of a package; a DataError if it is missing."""
+    path = resources.files(package).joinpath(*name.split("/"))
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} is missing: a published Flower app has no pages, scripts and styles; use"
+            " fldb-flower from a clone of its repository, or a wheel built there"
+        ) from None
+
+
+def digest(text: str) -> str:
+    """Return the hash of an inline script or style for a Content-Security-Policy."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,6 +1,6 @@
-"""Settings that hold for the whole process.
+"""What holds for the whole process: BLAS threads, processors, memory, Flower's identity.
 
-This is the only module that changes them. Call its functions from entry points, not on import.
+Settings are changed by entry points, not on import.
 """
 
 from __future__ import annotations
@@ -9,13 +9,22 @@ import contextlib
 import ctypes
 import importlib
 import os
+import re
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
+from fldb_flower.errors import SettingsError
+
 _TRIM_BYTES, _MMAP_BYTES = 2**30, 2**25
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_CGROUPS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 _sharing = [1]  # number of processes that share the processors
 
 
@@ -32,10 +41,7 @@ def keep_freed_memory() -> None:
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """Limit BLAS to one thread.
-
-    The limit is set by the call. The context manager that is returned restores the previous
-    limit on exit.
+    """Limit BLAS to one thread from now on, or until the exit of the returned context manager.
 
     With several threads, the last bits of a product depend on the number of processors. The threads
     wait for each other in busy loops: if another process uses the machine, such as that of other
@@ -60,15 +66,49 @@ def share_processors(processes: int) -> None:
     _sharing[0] = max(1, processes)
 
 
+def require_memory(count: int, what: str) -> None:
+    """Raise a SettingsError unless ``count`` bytes, a lower bound, fit in this process's memory.
+
+    ``what`` names the settings that determine it, and its content: ``"horizon=5: its regret"``.
+    """
+    available = machine_memory()
+    if count > available:
+        raise SettingsError(
+            f"{what} would take at least {size_text(count)} of memory, and this machine has"
+            f" {size_text(available)} available"
+        )
+
+
+def machine_memory() -> int:
+    """Return the bytes that this process has or can get; ``sys.maxsize`` if they are not known.
+
+    On Linux, they do not exceed the limit of a container, which is that of its control group.
+    """
+    with suppress(AttributeError, OSError, TypeError, ValueError):
+        free = re.search(r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
+        own = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        limits = [own + 1024 * int(free[1])]  # type: ignore[index]
+        for path in _CGROUPS:
+            with suppress(OSError, ValueError):  # "max": no limit
+                limits.append(int(path.read_text()))
+        return min(limits)
+    with suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return sys.maxsize
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes as text, in a suitable unit."""
+    power = min((len(str(count)) - 1) // 3, len(_UNITS) - 1)
+    return f"{count / 10 ** (3 * power):.3g} {_UNITS[power]}"
+
+
 def hide_tracebacks() -> None:
     """Print uncaught exceptions without a stack trace, for errors that the user can fix."""
     sys.tracebacklimit = 0
 
 
 def identify_task(run_id: int, node_id: int) -> None:
-    """Set Flower's identity of this process, which names the sender of messages.
-
-    Flower's own engines set it when they start a process. Flower is imported by this call only.
-    """
+    """Set Flower's identity of this process, which names who sends messages."""
     identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
     identity.run_id, identity.task_id, identity.node_id = run_id, 0, node_id

@@ -38,25 +38,24 @@ def progress(
 ) -> Iterator[Advance]:
     """Show the progress of a block, and yield a function that counts finished units.
 
-    Parameters
-    ----------
-    what : str
-        What is done.
-    total : int, optional
-        Number of units; unknown by default.
-    unit : str
-        Name of a unit; without it, only the time is shown.
-    initial : int
-        Number of units that were finished before.
-    keep : bool
-        Whether the bar is shown at once, and remains afterwards.
-    poll : callable, optional
-        Called in another thread twice a second and at the end, with the bar, or with None if none
-        is shown.
+    Without a ``unit``, only the time is shown. ``initial`` units were finished before. With
+    ``keep``, the bar is shown at once, and remains afterwards. ``poll`` is called in another thread
+    twice a second and at the end, with the bar, or with None if none is shown.
     """
     bar = _bar(what, total, unit, initial, keep=keep)
     ended = threading.Event()
-    ticker = threading.Thread(target=_tick, args=(bar, poll, ended, keep), daemon=True)
+
+    def tick() -> None:
+        waited, is_last = 0.0, False
+        while not is_last:
+            is_last = ended.wait(_SECONDS)
+            waited += _SECONDS
+            if poll is not None:
+                poll(bar)
+            if bar is not None and not is_last and (keep or waited >= _DELAY):
+                bar.refresh()
+
+    ticker = threading.Thread(target=tick, daemon=True)
     if poll is not None or bar is not None:
         ticker.start()
     try:
@@ -73,8 +72,7 @@ def progress(
 
 def _bar(what: str, total: int | None, unit: str, initial: int, *, keep: bool) -> tqdm[Any] | None:
     """Return a bar; None where it would not be shown."""
-    in_notebook = "ipykernel" in sys.modules
-    if not (is_shown() or in_notebook):
+    if not (is_shown() or "ipykernel" in sys.modules):
         return None
     from tqdm import TqdmWarning  # noqa: PLC0415 - takes time, and most processes show nothing
 
@@ -82,32 +80,10 @@ def _bar(what: str, total: int | None, unit: str, initial: int, *, keep: bool) -
         warnings.simplefilter("ignore", TqdmWarning)  # in a notebook without ipywidgets
         from tqdm.auto import tqdm as kind  # noqa: PLC0415
     style: dict[str, Any] = {} if unit else {"bar_format": "{desc}: {elapsed}"}
+    with contextlib.suppress(OSError, ValueError):  # a notebook has no terminal
+        if 0 in os.get_terminal_size(sys.stderr.fileno()):  # as that of a script
+            style |= {"ncols": 80, "nrows": 24}
     return kind(
         desc=what or None, total=total, initial=initial, unit=unit, file=sys.stderr, leave=keep,
-        delay=0 if keep else _DELAY, **{**style, **_size()},
+        delay=0 if keep else _DELAY, **style,
     )  # fmt: skip
-
-
-def _size() -> dict[str, int]:
-    """Return a size for a terminal that does not report its own, as that of a script."""
-    with contextlib.suppress(OSError, ValueError):  # a notebook has no terminal
-        if 0 in os.get_terminal_size(sys.stderr.fileno()):
-            return {"ncols": 80, "nrows": 24}
-    return {}
-
-
-def _tick(
-    bar: tqdm[Any] | None,
-    poll: Callable[[tqdm[Any] | None], None] | None,
-    ended: threading.Event,
-    keep: bool,
-) -> None:
-    """Update a bar until the block ended, and once more."""
-    waited, is_last = 0.0, False
-    while not is_last:
-        is_last = ended.wait(_SECONDS)
-        waited += _SECONDS
-        if poll is not None:
-            poll(bar)
-        if bar is not None and not is_last and (keep or waited >= _DELAY):
-            bar.refresh()

@@ -7,9 +7,9 @@ it as one block of JSON.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before what takes long to import
-    from simulations import start
+    from fldb_flower.system import startup
 
-    start.begin()
+    startup.begin()
 
 import sys
 from collections.abc import Sequence
@@ -19,8 +19,7 @@ from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.progress import progress
-from fldb_flower.system.signals import interruptible
-from fldb_flower.system.startup import require
+from fldb_flower.system.startup import interruptible, require
 from simulations.saved_runs import Unfinished, find_runs
 
 

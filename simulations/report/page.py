@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from fldb_flower.errors import OutputError
 from fldb_flower.runs.styles import ALGORITHM_STYLES
-from fldb_flower.system.pages import digest, read_part
+from fldb_flower.system.files import digest, read_part
 from simulations.report.data import DARK, Data
 from simulations.saved_runs import Run, Unfinished
 

@@ -30,8 +30,7 @@ from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, request_stop, stop_requested
 from fldb_flower.settings import Settings, hydra_entries
 from fldb_flower.system.progress import is_shown, progress
-from fldb_flower.system.signals import handling_signals, sigint_blocked
-from fldb_flower.system.startup import SIGNALLED
+from fldb_flower.system.startup import SIGNALLED, handling_signals, sigint_blocked
 from simulations.saved_runs import Run, find_finished, identity_of, read_run
 from simulations.sweeps.jobs import ERROR, failure, settings_of
 from simulations.sweeps.plan import Job, Plan, describe_exception, folders_of, listed, plan

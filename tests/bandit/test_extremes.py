@@ -32,8 +32,8 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.runs.results import RunDirectory
 from fldb_flower.settings import Entry, Settings, from_nested, hydra_entries
-from fldb_flower.system import memory
-from fldb_flower.system.memory import size_text
+from fldb_flower.system import process
+from fldb_flower.system.process import size_text
 from simulations.engines import vectorized
 from simulations.run import run
 
@@ -373,7 +373,7 @@ def test_a_run_that_does_not_fit_is_refused_before_allocation(monkeypatch, tmp_p
         raise AssertionError
 
     monkeypatch.setattr("fldb_flower.federation.agents.AgentBlock", allocate)
-    monkeypatch.setattr(memory, "machine_memory", lambda: 10**11)
+    monkeypatch.setattr(process, "machine_memory", lambda: 10**11)
     with pytest.raises(FldbError) as error:
         run(chosen(engine__name=engine, engine__num_nodes=1, **HUGE[words]), tmp_path)
     if engine == "vectorized" and words == ROUNDS:
@@ -429,17 +429,17 @@ def test_too_little_memory_gives_a_one_line_error(monkeypatch, tmp_path):
 
 def test_the_available_memory(monkeypatch, tmp_path):
     """That of a container is limited by its control group."""
-    there = memory.machine_memory()
+    there = process.machine_memory()
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 10**8 < there < physical
     (tmp_path / "v2").write_text("max\n")
     (tmp_path / "v1").write_text("123456789\n")
-    monkeypatch.setattr(memory, "_LIMITS", [tmp_path / "v2"])
-    assert memory.machine_memory() > 123456789
-    monkeypatch.setattr(memory, "_LIMITS", [tmp_path / name for name in ("v2", "v1", "missing")])
-    assert memory.machine_memory() == 123456789
+    monkeypatch.setattr(process, "_CGROUPS", [tmp_path / "v2"])
+    assert process.machine_memory() > 123456789
+    monkeypatch.setattr(process, "_CGROUPS", [tmp_path / name for name in ("v2", "v1", "missing")])
+    assert process.machine_memory() == 123456789
     with pytest.raises(SettingsError, match=r"least 1 GB of memory, and .* 123 MB available$"):
-        memory.require_memory(10**9, "dimension=9: 1 agent")
+        process.require_memory(10**9, "dimension=9: 1 agent")
 
 
 def test_numbers_of_bytes():

@@ -20,7 +20,7 @@ import fldb_flower as fldb
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, FederationError, SettingsError
 from fldb_flower.settings import from_nested
-from fldb_flower.system import memory
+from fldb_flower.system import process
 from simulations import engines
 from simulations.engines import ray_workers, vectorized
 
@@ -255,7 +255,7 @@ def test_a_missing_ray_is_named(monkeypatch):
 
 def test_agents_must_fit_in_the_memory_of_the_only_node(monkeypatch):
     """10^7 agents, each with 300 duels of 6 numbers and a matrix of 25, of 8 bytes each."""
-    monkeypatch.setattr(memory, "machine_memory", lambda: 10**11)
+    monkeypatch.setattr(process, "machine_memory", lambda: 10**11)
     cluster = SimpleNamespace(nodes=lambda: [{"Alive": True}, {"Alive": False}])
     monkeypatch.setattr(ray_workers, "connected", lambda: contextlib.nullcontext(cluster))
     with pytest.raises(SettingsError, match=r"at least 146 GB .*has 100 GB"):

@@ -332,7 +332,7 @@ def test_arbitrary_bytes_are_refused_or_read(data, shape):
     cut=st.integers(0, 40),
 )
 def test_a_changed_record_is_refused_or_read_as_by_numpy(kind, shape, changes, cut):
-    """If the record is read, the result is the same as that of NumPy's reader."""
+    """Vectors of float64 are read, as by NumPy's reader; nothing else is."""
     data = bytearray(npy(np.arange(math.prod(shape)).reshape(shape).astype(kind)))
     for place, byte in changes:
         if place < len(data):
@@ -341,7 +341,7 @@ def test_a_changed_record_is_refused_or_read_as_by_numpy(kind, shape, changes, c
     found = read(record_of(whole))
     assert peak_of(read, record_of(whole)) < 2 * len(whole) + 2**16
     if not changes and not cut:
-        assert found is not None
+        assert (found is not None) == (kind == "<f8" and len(shape) == 1)
     if found is not None:
         expected = np.load(io.BytesIO(whole), allow_pickle=False)
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
@@ -352,8 +352,6 @@ def test_reading_does_not_copy():
     vector = np.zeros(10**6)
     record = pack_vector(vector)
     assert peak_of(unpack_vector, record) < 2**16
-    other = record_of(npy(vector.reshape(1000, 1000)))
-    assert peak_of(unpack_vector, other) < 2**16
     assert not unpack_vector(record).flags.writeable
 
 

@@ -93,25 +93,6 @@ def test_each_help_names_its_command_and_no_other_spelling(name, in_process, mon
     assert "``" not in out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("swep", "swep: there is no such command; did you mean sweep?"),
-        ("run tau=1,2", "several values are a sweep, which needs -m"),
-        ("sweep tau=0", "tau=0"),
-        ("keys make", "invalid choice: 'make' (choose from"),
-    ],
-)
-def test_a_mistake_is_one_line_and_status_1(words, message, fldb):
-    done = fldb(*words.split())
-    *before, line = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-    assert not before
-    assert done.returncode == 1
-
-
 def test_a_number_that_is_out_of_range_is_named_with_the_range():
     integer, real = bounded(int, 1), bounded(float, 0.5, 2)
     assert integer("7") == 7

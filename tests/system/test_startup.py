@@ -175,7 +175,7 @@ def test_an_interrupted_sweep_names_how_it_is_resumed(start, tmp_path):
 
 
 HIDING = """
-from fldb_flower.system.signals import interruptible
+from fldb_flower.system.startup import interruptible
 import os, signal, sys
 class Slow:
     def __del__(self):
@@ -213,12 +213,9 @@ def test_signal_handlers_are_installed_first():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert not {"numpy", "hydra", "pandas", "typing", "argparse"} & set(done.stdout.split())
-    for file in (
-        *("run.py", "figures.py", "documents.py", "demo.py"),
-        *("report/__main__.py", "benchmark/__main__.py"),
-    ):
+    for file in ("run.py", "figures.py", "demo.py", "benchmark.py", "report/__main__.py"):
         text = (ROOT / "simulations" / file).read_text()
-        assert text.index("start.begin()") < text.index("\nimport ")
+        assert text.index("startup.begin()") < text.index("\nimport ")
 
 
 HEAVY = {"matplotlib", "flwr", "pandas", "torch"}
@@ -253,8 +250,6 @@ def test_a_run_without_a_plot_imports_nothing_heavy(code, tmp_path):
         ("conf.py", "simulations.run"),
         ("clients/__init__.py", "simulations.run"),
         ("strategies.py", "simulations.figures"),
-        ("fldb_flower.py", "simulations.report"),
-        ("fldb_flower/__init__.py", "clients.service"),
         ("simulations.py", "clients.service"),
         ("simulations.py", "fldb_flower"),
     ],
