@@ -492,10 +492,10 @@ def test_a_changing_environment_continues_after_it_was_saved(register_world):
     ("state", "named"),
     [
         (7, "7: must return a dict"),
-        (np.random.default_rng(0).bit_generator.state, "'state': {'state'.* must be texts"),
-        ({"history": [[1], [1, 2]]}, "'history': .* must be texts"),
-        ({"best": None}, "'best': None.* must be texts"),
-        ({1: 2}, "1: 2.* must be texts"),
+        (np.random.default_rng(0).bit_generator.state, "'state': {'state'.* must return a dict"),
+        ({"history": [[1], [1, 2]]}, "'history': .* must return a dict"),
+        ({"best": None}, "'best': None.* must return a dict"),
+        ({1: 2}, "1: 2.* must return a dict"),
     ],
 )
 def test_a_state_that_no_checkpoint_holds_is_refused_at_once(state, named, register_world):
