@@ -123,6 +123,11 @@ class Entry:
         return tuple(self.dotted.split("."))
 
     @functools.cached_property
+    def group(self) -> str:
+        """The name of the group's field; empty for a setting without a group."""
+        return self.attribute.rpartition(".")[0]
+
+    @functools.cached_property
     def field(self) -> str:
         """The name of the dataclass field."""
         return self.attribute.rpartition(".")[2]
@@ -167,7 +172,7 @@ class Checked:
         source, spelling = ORIGIN.get()
         kind: type = type(self)
         for entry in entries_of(kind):
-            value = getattr(self, entry.field)
+            value = getattr(self, entry.field) if entry.group == self.GROUP else entry.default
             if value is not entry.default:
                 checked = entry.check(value, getattr(entry, spelling), source)
                 object.__setattr__(self, entry.field, checked)
@@ -175,11 +180,13 @@ class Checked:
 
 @functools.cache
 def entries_of(cls: Any) -> tuple[Entry, ...]:
-    """Return the settings that a dataclass declares, without those of its groups."""
-    hints, entries = get_type_hints(cls), []
+    """Return the settings that a dataclass and its groups declare, in the order of declaration."""
+    hints, entries = get_type_hints(cls), list[Entry]()
     for item in dataclasses.fields(cls):
-        if item.metadata:
-            hint = hints[item.name]
+        hint = hints[item.name]
+        if not item.metadata:
+            entries += entries_of(hint)
+        else:
             kind = hint if isinstance(hint, type) else hint.__args__[0]  # `float | str` for auto
             attribute = f"{cls.GROUP}.{item.name}".lstrip(".")
             facts = {**item.metadata, "needs": (*cls.NEEDS, *item.metadata["needs"])}

@@ -24,16 +24,9 @@ _FLOWER_ONLY = ("output_dir", "mode", "devices")
 _HYDRA_ONLY = ("engine", "dropout")
 
 
-@functools.cache
 def entries() -> tuple[Entry, ...]:
-    """Return every declared setting, groups flattened, in the order of declaration."""
-    groups = groups_of(Settings)
-    own = {entry.field: entry for entry in entries_of(Settings)}
-    return tuple(
-        entry
-        for name in Settings.__dataclass_fields__
-        for entry in (entries_of(groups[name]) if name in groups else (own[name],))
-    )
+    """Return every declared setting, those of groups too, in the order of declaration."""
+    return entries_of(Settings)
 
 
 def flower_entries() -> list[Entry]:
@@ -111,8 +104,8 @@ def _entry(spelling: Spelling, key: str, source: str) -> Entry:
 def _build(values: Mapping[str, Any], source: str, spelling: Spelling) -> Settings:
     given: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
-        group, _, field = _entry(spelling, key, source).attribute.rpartition(".")
-        given.setdefault(group, {})[field] = value
+        entry = _entry(spelling, key, source)
+        given.setdefault(entry.group, {})[entry.field] = value
     token = ORIGIN.set((source, spelling))
     try:
         groups = {name: kind(**given.get(name, {})) for name, kind in groups_of(Settings).items()}
