@@ -454,9 +454,8 @@ def test_a_damaged_zip(tmp_path, method):
     for position in range(80, len(packed) - 150, 97):
         path.write_bytes(packed[:position] + bytes([packed[position] ^ 8]) + packed[position + 1 :])
         refused(path, "cannot be read", "download it again")
-    for name in ("ml.zip", "ml"):
-        (tmp_path / name).write_bytes(packed[: len(packed) // 2])
-        refused(tmp_path / name, "not a zip file", "download it again")
+    path.write_bytes(packed[: len(packed) // 2])
+    refused(path, "not a zip file", "download it again")
 
 
 def test_names_that_are_not_printable(tmp_path):
@@ -577,13 +576,13 @@ def packings():
     for name in LAYOUTS:
         for times in (True, False):
             plain = text_of(SMALL, name, times).encode()
-            yield plain
-            yield gzip.compress(plain, mtime=0)
+            yield "damaged", plain
+            yield "damaged.gz", gzip.compress(plain, mtime=0)
             for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 buffer = io.BytesIO()
                 with zipfile.ZipFile(buffer, "w", method) as archive:
                     archive.writestr(zipfile.ZipInfo(f"ml/{name}"), plain, method)
-                yield buffer.getvalue()
+                yield "damaged.zip", buffer.getvalue()
 
 
 @settings(max_examples=400, suppress_health_check=list(HealthCheck))
@@ -599,11 +598,12 @@ def packings():
         max_size=4,
     ),
 )
-def test_damaged_data_are_read_or_give_a_one_line_error(tmp_path, content, damage):
+def test_damaged_data_are_read_or_give_a_one_line_error(tmp_path, packing, damage):
+    name, content = packing
     for place, removed, inserted in damage:
         position = int(place * len(content))
         content = content[:position] + inserted + content[position + removed :]
-    path = tmp_path / "damaged"
+    path = tmp_path / name
     path.write_bytes(content)
     message = None
     try:

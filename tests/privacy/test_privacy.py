@@ -12,7 +12,7 @@ from scipy import optimize, stats
 
 from fldb_flower.algorithms import make_algorithm
 from fldb_flower.algorithms.ons import FLDBONS
-from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.bandit.estimate import CommonPrior
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import ConvergenceError, PrivacyError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest, Upload
@@ -203,7 +203,7 @@ def test_a_run_adds_the_noise_that_it_names(values):
     play = PlayRequest(1, 1, None)
     request = Broadcast(play, np.zeros(3))
     if chosen.algorithm == "fldb_personal":
-        from fldb_flower.bandit.prior import CommonPrior
+        from fldb_flower.bandit.estimate import CommonPrior
 
         prior = CommonPrior(np.zeros((3, 3)), np.zeros(3), 0.1, 0.0)
         request = Broadcast(PlayRequest(1, 1, prior), None, shares=True, lowest_variance=0.1)
