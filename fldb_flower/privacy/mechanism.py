@@ -11,7 +11,7 @@ from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import PrivacyError
 from fldb_flower.federation.exchange import AnyUpload, Broadcast, Noise, ShareUpload
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import form_of, pack
+from fldb_flower.linalg.linear import form_of, pack
 from fldb_flower.privacy.discrete import with_discrete_noise
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.privacy.sensitivities import asked_again, release_of

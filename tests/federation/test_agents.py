@@ -18,8 +18,7 @@ from fldb_flower.federation import blocks as blocks_module
 from fldb_flower.federation.agents import AHEAD, AgentGroup, OfferStream
 from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
-from fldb_flower.linalg.arrays import Arrays
-from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
+from fldb_flower.linalg.arrays import Arrays, pack_arrays, unpack_arrays
 from fldb_flower.settings import from_nested
 
 N, K, D, T = 3, 4, 2, 7

@@ -12,7 +12,7 @@ from scipy import optimize, stats
 
 from fldb_flower.algorithms import make_algorithm
 from fldb_flower.algorithms.ons import FLDBONS
-from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.bandit.estimate import CommonPrior
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import ConvergenceError, PrivacyError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, Federation, Noise, PlayRequest, Upload
