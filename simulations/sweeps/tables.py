@@ -105,12 +105,16 @@ def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame
     groups, names = by_configuration(runs), predictions(runs)
     places = np.repeat(range(len(groups)), [len(group) for group in groups])
     rows = pd.DataFrame([run.summary for group in groups for run in group])
-    rows = rows[["final_regret", *names]].astype(float).groupby(places)
-    numbers = rows["final_regret"].agg(["mean", "sem", "median"])
-    numbers = numbers.rename(columns={"sem": "std. error"}).join(rows[names].mean())
+    by_group = rows[["final_regret", *names]].astype(float).groupby(places)
+    final = by_group["final_regret"]
+    numbers = pd.DataFrame(
+        {"mean": final.mean(), "std. error": final.sem(), "median": final.median()}
+    )
+    for name in names:
+        numbers[name] = by_group[name].mean()
     keys = [key for key in _columns(runs, swept) if key != "seed"]
     settings = _settings([group[0] for group in groups], keys)
-    return pd.concat([settings, numbers.assign(seeds=rows.size())], axis=1)
+    return pd.concat([settings, numbers.assign(seeds=final.size())], axis=1)
 
 
 def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
