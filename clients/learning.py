@@ -10,10 +10,7 @@ import numpy as np
 from clients.store import DuelStore, Evidence, Synchronization
 from clients.store.records import selection_settings
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.estimates import PersonalEstimates
-from fldb_flower.bandit.limits import factors
-from fldb_flower.bandit.preference import link
-from fldb_flower.bandit.prior import (
+from fldb_flower.bandit.estimate import (
     LONGEST,
     PRIVATE_LONGEST,
     START,
@@ -22,10 +19,12 @@ from fldb_flower.bandit.prior import (
     ShareChange,
     scale_of,
 )
+from fldb_flower.bandit.estimates import PersonalEstimates
+from fldb_flower.bandit.limits import factors
+from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.selection import norms
 from fldb_flower.linalg.arrays import Array, FloatArray
-from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.linear import Whitener, whiten
+from fldb_flower.linalg.linear import Whitener, make_form, whiten
 from fldb_flower.settings import Settings
 
 _BLOCK = 100  # at least this many answers are known for each one that is predicted together

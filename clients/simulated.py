@@ -13,9 +13,8 @@ from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.blocks import agents_of_node, require_agents
 from fldb_flower.federation.exchange import Broadcast
-from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import Form, make_form
-from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
+from fldb_flower.linalg.arrays import FloatArray, pack_arrays, unpack_arrays
+from fldb_flower.linalg.linear import Form, make_form
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
 from fldb_flower.wire.codec import (

@@ -11,8 +11,8 @@ import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, scale_of
 from fldb_flower.bandit.limits import units_of
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior, scale_of
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
 from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import (
@@ -23,8 +23,7 @@ from fldb_flower.federation.exchange import (
     statistics,
 )
 from fldb_flower.linalg.arrays import LARGEST, Array, FloatArray
-from fldb_flower.linalg.forms import make_form, pack
-from fldb_flower.linalg.linear import largest_norm, solve, whiten
+from fldb_flower.linalg.linear import largest_norm, make_form, pack, solve, whiten
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
 from fldb_flower.wire.codec import encode_upload
 

@@ -249,7 +249,7 @@ def main() -> None:
     with interruptible(lambda: _INTERRUPTED_SWEEP if asked.multirun else INTERRUPTED):
         try:
             if asked.help:
-                print(help_text(asked.config_dir))
+                print(help_text(asked.config_dir), flush=True)
             else:
                 _main(asked, unknown)
         except FldbError as error:

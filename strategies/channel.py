@@ -18,7 +18,7 @@ from fldb_flower.errors import FederationError, RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast, total
 from fldb_flower.federation.history import Participation
 from fldb_flower.federation.plausibility import implausible, implausible_shares
-from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.linear import make_form
 from fldb_flower.settings import Settings
 from fldb_flower.wire.codec import UploadError, encode_broadcast
 from fldb_flower.wire.records import pack_vector

@@ -18,10 +18,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from clients.store import DuelStore
 from clients.vault import Vault, VaultConfig, read_config
 from clients.vault.ledger import Ledger, LedgerFile
-from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.bandit.estimate import CommonPrior, Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.linear import make_form
 from fldb_flower.secure.messages import ESTIMATE, REPORT, Reply, Request
 from fldb_flower.secure.report import (
     SCALE,

@@ -12,9 +12,9 @@ import numpy as np
 
 from clients.store.database import Database
 from clients.store.records import EXTRA, MAX_ANSWERS, selection_settings
-from fldb_flower.bandit.prior import VARIANCES
+from fldb_flower.bandit.estimate import VARIANCES
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.linear import make_form
 from fldb_flower.settings import MAX_DIMENSION
 
 _LONGEST = 2e100  # of a difference of two features, which are at most 1e100

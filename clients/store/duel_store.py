@@ -40,10 +40,10 @@ from clients.store.records import (
     UndoError,
     UnknownDuelError,
 )
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError, FldbError, OutputError
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.forms import pack_symmetric, unpack_symmetric
+from fldb_flower.linalg.linear import pack_symmetric, unpack_symmetric
 
 LONGEST_STEP = 366 * 24 * 3600.0
 """Seconds; an uptime that is further ahead is that of another device, and counts as no time."""

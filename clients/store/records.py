@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.bandit.estimate import CommonPrior
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import FldbError
 from fldb_flower.linalg.arrays import FloatArray, IntArray

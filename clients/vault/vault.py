@@ -24,10 +24,10 @@ from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from clients.vault.config import VaultConfig
 from clients.vault.ledger import Journal, Last, Ledger, LedgerFile, Sent, day_of
-from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.bandit.estimate import CommonPrior
 from fldb_flower.errors import DataError, FldbError, SecureError, one_line
 from fldb_flower.linalg.arrays import LARGEST, IntArray
-from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.linear import make_form
 from fldb_flower.privacy.accounting import epsilon_of
 from fldb_flower.secure.messages import ESTIMATE, HELLO, REFUSED, REPORT, Reply, Request
 from fldb_flower.secure.report import (

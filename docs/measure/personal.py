@@ -14,8 +14,7 @@ import measured
 from common import by_seed, median
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.algorithms.personal import FLDBPersonal
-from fldb_flower.bandit.estimates import PersonalEstimates
-from fldb_flower.bandit.prior import (
+from fldb_flower.bandit.estimate import (
     HALF_WEIGHT,
     START,
     VARIANCES,
@@ -23,6 +22,7 @@ from fldb_flower.bandit.prior import (
     ShareChange,
     mean_variance,
 )
+from fldb_flower.bandit.estimates import PersonalEstimates
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.agents import AgentGroup

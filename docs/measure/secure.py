@@ -20,7 +20,7 @@ from clients.vault import Vault, read_config
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.linalg.forms import make_form
+from fldb_flower.linalg.linear import make_form
 from fldb_flower.privacy.discrete import discrete_gaussian
 from fldb_flower.secure.messages import REPORT, Request, SumAnswer, SumRequest
 from fldb_flower.secure.report import SCALE, Header, integers_of, make_report

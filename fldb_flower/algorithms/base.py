@@ -15,8 +15,7 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import ConvergenceError, DataError, shown
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.linear import solve
+from fldb_flower.linalg.linear import make_form, solve
 from fldb_flower.linalg.noisy import denoised, observed
 from fldb_flower.settings import Settings
 

@@ -14,7 +14,7 @@ from fldb_flower.algorithms.solvers import (
 )
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import trace
+from fldb_flower.linalg.linear import trace
 from fldb_flower.settings import AUTO
 
 _SETTLED = 1e-13  # theta's error is about 1e-6 before a step of this decrement, 1e-12 after it

@@ -8,7 +8,7 @@ import numpy as np
 
 from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.bandit.prior import (
+from fldb_flower.bandit.estimate import (
     START,
     VARIANCES,
     CommonPrior,
@@ -34,7 +34,7 @@ class FLDBPersonal(Algorithm):
 
     The heterogeneity v is estimated from the log losses of answers, under each of 11 values of v,
     that agents predicted before they learned from them
-    (:func:`~fldb_flower.bandit.prior.mean_variance`); or it is the setting
+    (:func:`~fldb_flower.bandit.estimate.mean_variance`); or it is the setting
     ``personal_variance``.
 
     The state has ``theta_sync``, the common mean ``A^-1 c``; ``information``, the sum of M_i;

@@ -18,8 +18,7 @@ from fldb_flower.bandit.newton import RESTART, is_too_long, shortened
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.arrays import Array, import_torch
-from fldb_flower.linalg.forms import form_of, times, trace
-from fldb_flower.linalg.linear import solve
+from fldb_flower.linalg.linear import form_of, solve, times, trace
 
 Evaluate = Callable[[Array], Upload]
 """Exchanges once and returns the upload at theta, (d,)."""

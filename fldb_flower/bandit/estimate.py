@@ -1,14 +1,16 @@
-"""The server's estimate, with which agents select their arms."""
+"""The estimate and the prior that agents share, with which they select their arms."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fldb_flower.errors import DataError
-from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.arrays import Array, FloatArray, namespace
 from fldb_flower.linalg.linear import Whitener, whiten
 
 
@@ -43,3 +45,87 @@ class Estimate:
                 "W_sync is not positive definite: rounding errors exceed its smallest eigenvalue,"
                 " lambda / kappa_mu (FLDB-ONS: ons_ridge); increase it"
             ) from None
+
+
+VARIANCES: FloatArray = 10.0 ** np.linspace(-3.0, 1.0, 11)
+"""Values of v under which agents predict answers, in units of ``1 / scale``; ascending."""
+
+START = 0.1
+"""The first v, in these units."""
+
+HALF_WEIGHT, SLOPE = 40.0, 0.15
+"""Constants of :func:`mean_variance`, chosen by measurement (docs/personal.md)."""
+
+LONGEST = 10.0
+"""``|m_i|`` is at most this many times ``sqrt(d / lambda_0) / v``."""
+
+PRIVATE_LONGEST = 1.5
+"""The same with privacy, where the noise is proportional to it: |theta_i| is longer than 1.5 times
+``sqrt(d / lambda_0)`` for 5 % of agents with theta_i ~ N(0, I / lambda_0) and d = 5."""
+
+MAX_EXCESS = 1.0
+"""Largest excess log loss of one predicted answer in the sums that select v, in nats."""
+
+_LEAST = 1e-200  # of a scale
+_TYPICAL = 10.0  # the mean squared length of differences of two N(0, I) arms with d = 5
+
+
+def scale_of(squared_length: Array) -> Array:
+    """Return the scale of differences with this mean squared length: 1 for N(0, I) arms, d = 5.
+
+    Features in other units change the scale and nothing else: lambda_0 is proportional to it,
+    v inversely proportional. Without a length above 1e-100 (arms that are all equal), it is 1.
+    """
+    scale = squared_length / _TYPICAL
+    return scale + (scale <= _LEAST)
+
+
+class CommonPrior(NamedTuple):
+    """What agents need for their own priors, ``theta_i ~ N(theta, v I)``."""
+
+    precision: Array  # sum of all agents' shares M_i, (d, d); with `lambda_0 I` it is A
+    shift: Array  # c, the sum of all agents' shares m_i, (d,)
+    variance: float  # v, in units of `1 / scale`
+    # Unit of squared features (:func:`scale_of`); 0 if the server does not know it yet. Then each
+    # agent uses the scale of the arms that it has seen.
+    scale: float
+
+
+class ShareChange(NamedTuple):
+    """Shares of FLDB-Personal: the change of their sum since the last upload that was counted.
+
+    Inside a block of agents, the arrays have the shares of each agent, (agents, ...).
+    """
+
+    precision: Array  # of the sum of M_i, (d, d)
+    shift: Array  # of the sum of m_i, (d,)
+    losses: Array  # excess log loss of the new answers under each v, (11,)
+    # Mean squared length of the differences offered, summed over the new answers.
+    squares: Any
+    members: Any  # of the number of agents with a share; 1 for each that has one
+
+
+def mean_squared_length(features: Array) -> Array:
+    """Return the mean squared length of the differences of arms: (rows, K, d) -> (rows,)."""
+    xp, arms = namespace(features), features.shape[1]
+    centred = features - xp.mean(features, axis=1, keepdims=True)
+    return 2.0 / (arms - 1) * xp.sum(xp.sum(centred * centred, axis=2), axis=1)
+
+
+def longest_shift(dimension: int, ridge: Array, variance: Array, longest: float = LONGEST) -> Array:
+    """Return the largest ``|m_i|``, for lambda_0 and v in the units of the features."""
+    return longest * math.sqrt(dimension) / (ridge**0.5 * variance)
+
+
+def mean_variance(losses: Array, answers: float) -> float:
+    """Return the estimate of v, in units of ``1 / scale``, from the total excess log losses, (11,).
+
+    It is the mean of v over a tempered posterior: the weight of each of the :data:`VARIANCES` is
+    ``v^-0.15 exp(-eta loss)``, with ``eta = n / (n + 40)`` for n answers per agent. If v is too
+    small, agents that differ lose much more than agents that are alike lose if v is too large. A
+    mean of v, not of its logarithm, takes account of that, and so does eta: with few answers per
+    agent, the log losses favour a small v too early.
+    """
+    eta = answers / (answers + HALF_WEIGHT)
+    weights = VARIANCES**-SLOPE * np.exp(-eta * (losses - losses.min()))
+    return float(weights @ VARIANCES / weights.sum())

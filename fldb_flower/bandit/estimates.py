@@ -13,10 +13,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fldb_flower.bandit.newton import Prior, hessian_of, logits_of, minimise, not_found, times
-from fldb_flower.bandit.online import learn_duel, next_fit
-from fldb_flower.bandit.preference import link, losses, residuals
-from fldb_flower.bandit.prior import (
+from fldb_flower.bandit.estimate import (
     LONGEST,
     MAX_EXCESS,
     VARIANCES,
@@ -24,6 +21,9 @@ from fldb_flower.bandit.prior import (
     ShareChange,
     longest_shift,
 )
+from fldb_flower.bandit.newton import Prior, hessian_of, logits_of, minimise, not_found, times
+from fldb_flower.bandit.online import learn_duel, next_fit
+from fldb_flower.bandit.preference import link, losses, residuals
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.linalg.linear import solve, whiten
 
@@ -204,7 +204,7 @@ class PersonalEstimates(OwnEstimates):
     Around theta_i, the loss L_i of the agent's own duels is summarised by its Hessian H_i and
     ``b_i = H_i theta_i - grad L_i(theta_i)``. ``posterior`` is ``Q + H_i``, the precision of the
     posterior, (agents, d, d). docs/personal.md derives all formulas. ``ridge`` is lambda_0 in units
-    of the scale, and ``longest`` bounds m_i (:func:`~fldb_flower.bandit.prior.longest_shift`).
+    of the scale, and ``longest`` bounds m_i (:func:`~fldb_flower.bandit.estimate.longest_shift`).
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class PersonalEstimates(OwnEstimates):
         """Return ``M_i = H_i (I + v H_i)^-1`` and ``m_i = (I + v H_i)^-1 b_i``.
 
         Two bounds limit the influence of one agent: ``0 <= M_i <= I / v``, and the length of m_i
-        (:func:`~fldb_flower.bandit.prior.longest_shift`). Before, theta_i is fitted to all
+        (:func:`~fldb_flower.bandit.estimate.longest_shift`). Before, theta_i is fitted to all
         duels.
         """
         if self._fitted < self._count:

@@ -12,27 +12,25 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates
-from fldb_flower.bandit.limits import factors
-from fldb_flower.bandit.prior import (
+from fldb_flower.bandit.estimate import (
     LONGEST,
     PRIVATE_LONGEST,
     START,
     VARIANCES,
     CommonPrior,
+    Estimate,
     ShareChange,
     mean_squared_length,
     scale_of,
 )
+from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates
+from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.selection.selector import Selector
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.linalg.arrays import Array, Arrays, copy, to_numpy
-from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.linear import Whitener, add_to_whiteners
-from fldb_flower.linalg.named_arrays import fields_of, join_parts, part_of
+from fldb_flower.linalg.arrays import Array, Arrays, copy, fields_of, join_parts, part_of, to_numpy
+from fldb_flower.linalg.linear import Whitener, add_to_whiteners, make_form
 from fldb_flower.settings import Settings
 
 

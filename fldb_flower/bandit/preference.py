@@ -9,7 +9,7 @@ first arm won, 0 where the second did, and 0.5 for a tie (half a win each).
 """
 
 from fldb_flower.linalg.arrays import Array, namespace
-from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import Form
 
 _LEAST = -708.0  # exp(708) is finite
 _BLOCK = 4096  # duels whose features fit in the cache

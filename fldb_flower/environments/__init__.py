@@ -60,22 +60,18 @@ def max_difference(settings: Settings) -> float:
     >>> max_difference(Settings(mode="devices"))
     inf
     """
-    longest = _longest(settings)
+    longest = math.inf
+    if settings.max_difference != AUTO:
+        longest = float(settings.max_difference)
+    elif settings.mode != "devices":
+        environment = ENVIRONMENTS.load(settings.environment.name)
+        if bound := getattr(environment, "max_difference", None):
+            longest = float(bound(settings))
     if settings.clip is None:
         return longest
     # Agents of FLDB-Personal learn from the whole differences, and report clip^2 as their squares.
     is_personal = ALGORITHMS[settings.algorithm].agents == "personal"
     return max(longest, settings.clip) if is_personal else min(longest, settings.clip)
-
-
-def _longest(settings: Settings) -> float:
-    if settings.max_difference != AUTO:
-        return float(settings.max_difference)
-    if settings.mode == "devices":
-        return math.inf
-    environment = ENVIRONMENTS.load(settings.environment.name)
-    bound = getattr(environment, "max_difference", None)
-    return math.inf if bound is None else float(bound(settings))
 
 
 __all__ = [

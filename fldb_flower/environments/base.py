@@ -116,20 +116,18 @@ def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ..
 
 def state_arrays(environment: ChangingEnvironment) -> dict[str, Array]:
     """Return copies of the state of an environment, as arrays."""
-    state, place = environment.state(), f"{type(environment).__name__}.state returned"
-    if not isinstance(state, dict):
-        raise DataError(f"{place} {shown(state)}: must return a dict of numbers or arrays by name")
-    arrays = {}
-    for name, value in state.items():
-        try:
-            arrays[name] = np.array(value)
-        except ValueError:  # lists of different lengths
-            arrays[name] = np.array(None)
-        if not isinstance(name, str) or arrays[name].dtype.hasobject:
-            raise DataError(
-                f"{place} {shown({name: value})}: names must be texts, and values numbers or NumPy"
-                " arrays of numbers"
-            )
+    state = environment.state()
+    try:
+        arrays = {name: np.array(value) for name, value in dict(state).items()}
+        is_valid = all(isinstance(name, str) for name in arrays)
+        is_valid = is_valid and not any(array.dtype.hasobject for array in arrays.values())
+    except (ValueError, TypeError):  # not a dict, or lists of different lengths
+        is_valid = False
+    if not is_valid:
+        raise DataError(
+            f"{type(environment).__name__}.state returned {shown(state)}: must return a dict of"
+            " numbers or NumPy arrays of numbers, with texts as names"
+        )
     return arrays
 
 

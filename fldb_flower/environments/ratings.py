@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
@@ -97,19 +98,15 @@ def _choose(names: Iterable[str], path: Path) -> str:
 def _opened(file: Path) -> Iterator[io.TextIOWrapper]:
     """Open the text of the ratings in a file, a zip or a .gz."""
     with ExitStack() as stack:
+        name = file.name
         handle: IO[bytes] | gzip.GzipFile = stack.enter_context(file.open("rb"))
-        if _starts_with(handle, b"PK\x03\x04") or file.suffix.lower() == ".zip":
+        if file.suffix.lower() == ".zip":
             archive = stack.enter_context(zipfile.ZipFile(file))
-            handle = stack.enter_context(archive.open(_choose(archive.namelist(), file)))
-        if _starts_with(handle, b"\x1f\x8b"):
+            name = _choose(archive.namelist(), file)
+            handle = stack.enter_context(archive.open(name))
+        if name.lower().endswith(".gz"):
             handle = stack.enter_context(gzip.GzipFile(fileobj=handle))
         yield stack.enter_context(io.TextIOWrapper(handle, "utf-8-sig", "replace"))
-
-
-def _starts_with(handle: IO[bytes] | gzip.GzipFile, magic: bytes) -> bool:
-    start = handle.read(len(magic))
-    handle.seek(0)
-    return start == magic
 
 
 def read_ratings(file: Path) -> Ratings:
@@ -148,14 +145,10 @@ def _parse(text: io.TextIOWrapper, separator: str, columns: list[str], has_heade
     ) as chunks:  # fmt: skip
         for chunk in chunks:
             ids, gaps = chunk[["user", "item"]].to_numpy(), chunk.drop(columns=columns)
-            inside = all(chunk[name].between(*_RANGES[name]).all() for name in columns)
+            are_valid = [chunk[name].between(*_RANGES[name]).all() for name in columns]
+            are_valid += [(ids == np.floor(ids)).all(), gaps.isna().to_numpy().all()]
             # If the first line has too many fields, pandas uses the first column as the index.
-            exact = (
-                len(chunk)
-                and isinstance(chunk.index, pd.RangeIndex)
-                and gaps.isna().to_numpy().all()
-            )
-            if not (inside and exact and (ids % 1 == 0).all()):
+            if not (len(chunk) and all(are_valid) and isinstance(chunk.index, pd.RangeIndex)):
                 raise ValueError("a value is out of range")
             parts.append((*ids.T.astype(np.int64), (chunk["rating"] > 3).to_numpy()))
             ends += [chunk["rating"].min(), chunk["rating"].max()]
@@ -167,11 +160,9 @@ def _fault(
     text: io.TextIOWrapper, separator: str, columns: list[str], has_header: bool
 ) -> str | None:
     """Describe the first invalid line, or return None."""
-    filled = 0
-    for number, line in enumerate(iter(lambda: text.readline(_LONGEST), ""), start=1):
-        filled += bool(line.strip(" \n"))
-        if not line.strip(" \n") or (has_header and filled == 1):
-            continue
+    number, lines = 0, enumerate(iter(lambda: text.readline(_LONGEST), ""), start=1)
+    filled = ((number, line) for number, line in lines if line.strip(" \n"))
+    for number, line in islice(filled, int(has_header), None):
         fields = _fields(line, separator)
         wrong = f"{len(fields)} instead of {len(columns)} fields: {line.strip()[:40]!r}"
         if len(fields) == len(columns):
@@ -183,7 +174,7 @@ def _fault(
             while text.read(1 << 20):
                 pass  # a damaged zip or .gz raises a more helpful error at its end
             return f"line {number} has {wrong}"
-    return None if filled > has_header else "contains no ratings"
+    return None if number else "contains no ratings"
 
 
 def _fields(line: str, separator: str) -> list[str]:

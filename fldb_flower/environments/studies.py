@@ -89,15 +89,12 @@ def _study(folder: Path, version: tuple[tuple[int, int], ...]) -> Study:  # noqa
 def _arms(file: Path) -> dict[str, list[float]]:
     """Return the features of each arm by its name."""
     (line, header), *rows = _rows(file)
-    if header[0] != "arm" or len(header) < 2:
+    if header[0] != "arm" or len(set(header) - {""}) < max(2, len(header)):
         raise _error(file, line, f"the header is {','.join(header)[:40]!r}")
-    if not all(header) or len(set(header)) < len(header):
-        raise _error(file, line, f"a column has no name of its own: {','.join(header)[:40]!r}")
     arms: dict[str, list[float]] = {}
     for line, (name, *texts) in rows:
         if not name or name in arms:
-            fault = f"arm {name[:40]!r} appears twice" if name else "an arm has no name"
-            raise _error(file, line, fault)
+            raise _error(file, line, f"arm is {name[:40]!r}", "must be a name of its own")
         arms[name] = []
         for column, text in zip(header[1:], texts, strict=True):
             number = finite_number(text)
@@ -113,10 +110,8 @@ def _arms(file: Path) -> dict[str, list[float]]:
 def _duels(file: Path, arms: Container[str]) -> Iterator[tuple[str, str, str, float]]:
     """Yield person, first, second and preference of each duel."""
     (line, header), *rows = _rows(file)
-    for column in COLUMNS:
-        if header.count(column) != 1:
-            many = "no" if column not in header else "more than one"
-            raise _error(file, line, f"{many} column {column} in {','.join(header)[:40]!r}")
+    if any(header.count(column) != 1 for column in COLUMNS):
+        raise _error(file, line, f"the header is {','.join(header)[:40]!r}")
     if not rows:
         raise DataError(f"{one_line(file)}: has no duels; {_REQUIRED[DUELS]}")
     for line, row in rows:

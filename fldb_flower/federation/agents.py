@@ -40,11 +40,12 @@ from fldb_flower.linalg.arrays import (
     arrays_on,
     copy,
     has_masked,
+    join_parts,
     namespace,
+    part_of,
     to_numpy,
 )
-from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.named_arrays import join_parts, part_of
+from fldb_flower.linalg.linear import make_form
 from fldb_flower.settings import Settings
 
 AHEAD = 16

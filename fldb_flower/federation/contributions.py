@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fldb_flower.bandit import theory
+from fldb_flower.bandit.estimate import CommonPrior, scale_of
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
 from fldb_flower.bandit.preference import residuals
-from fldb_flower.bandit.prior import CommonPrior, scale_of
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import AUTO, Settings
 
 _BATCH = 2**22  # numbers of the matrices of persons that are held at once

@@ -16,11 +16,10 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from fldb_flower.bandit import preference
-from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
-from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import Form
 
 __all__ = ["Broadcast", "Federation", "PlayRequest", "Upload"]
 
@@ -179,7 +178,7 @@ class Upload(NamedTuple):
 
 
 class ShareUpload(NamedTuple):
-    """The upload of FLDB-Personal: a :class:`~fldb_flower.bandit.prior.ShareChange` of agents."""
+    """FLDB-Personal: a :class:`~fldb_flower.bandit.estimate.ShareChange` of agents."""
 
     num_duels: int
     precision: Array

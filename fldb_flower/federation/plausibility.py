@@ -33,11 +33,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from fldb_flower.bandit.estimate import MAX_EXCESS, CommonPrior, longest_shift, scale_of
 from fldb_flower.bandit.preference import link, logistic
-from fldb_flower.bandit.prior import MAX_EXCESS, CommonPrior, longest_shift, scale_of
 from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
 from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import TINY, roots_of_diagonals
+from fldb_flower.linalg.linear import TINY, roots_of_diagonals
 
 _ENTRY, _SLACK = 1e-10, 1e-6  # relative errors that are tolerated in entries and in bounds
 _DRIFT = 2.0  # how much larger the scale of the features may have been when a share was computed

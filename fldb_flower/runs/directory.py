@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.errors import CheckpointError, OutputError
-from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
+from fldb_flower.linalg.arrays import pack_arrays, unpack_arrays
 from fldb_flower.system.files import lock_folder, reason_of, replace_file
 
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.bin", "model.json", "summary.json"

@@ -2,7 +2,7 @@
 
 Parsing array headers is most of the cost of a small message, so a message holds a single array.
 Symmetric matrices travel as their upper triangle, or in another form of
-:mod:`fldb_flower.linalg.forms`: half the bytes, and an upload cannot be asymmetric. This module
+:mod:`fldb_flower.linalg.linear`: half the bytes, and an upload cannot be asymmetric. This module
 does not import Flower, and nothing is unpickled.
 
 Broadcast vector: theta_hat (d) if statistics are requested; then theta_sync (d) and the triangle
@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fldb_flower.bandit.duels import OUTCOMES
-from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import (
     AnyUpload,
@@ -39,7 +38,7 @@ from fldb_flower.federation.exchange import (
     Upload,
 )
 from fldb_flower.linalg.arrays import Array, FloatArray
-from fldb_flower.linalg.forms import Form, pack
+from fldb_flower.linalg.linear import Form, pack
 
 _COMMON, _PERSONAL = 1, 2  # kinds of estimates and statistics
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers

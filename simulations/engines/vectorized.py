@@ -26,9 +26,8 @@ from fldb_flower.federation.agents import AgentGroup, total_of_blocks
 from fldb_flower.federation.blocks import blocks_of, require_agents
 from fldb_flower.federation.exchange import Broadcast, Federation
 from fldb_flower.federation.history import History
-from fldb_flower.linalg.arrays import Array
-from fldb_flower.linalg.forms import make_form
-from fldb_flower.linalg.named_arrays import join_parts, part_of
+from fldb_flower.linalg.arrays import Array, join_parts, part_of
+from fldb_flower.linalg.linear import make_form
 from fldb_flower.privacy.mechanism import noise_of
 from fldb_flower.runs.experiment import Checkpointer
 from fldb_flower.settings import AUTO, RAY, Settings

@@ -12,9 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fldb_flower.bandit import preference
-from fldb_flower.bandit.estimates import PersonalEstimates
-from fldb_flower.bandit.newton import Prior, minimise
-from fldb_flower.bandit.prior import (
+from fldb_flower.bandit.estimate import (
     MAX_EXCESS,
     VARIANCES,
     CommonPrior,
@@ -24,13 +22,15 @@ from fldb_flower.bandit.prior import (
     mean_variance,
     scale_of,
 )
+from fldb_flower.bandit.estimates import PersonalEstimates
+from fldb_flower.bandit.newton import Prior, minimise
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible_shares
-from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_nested
 from fldb_flower.wire.codec import (
     decode_broadcast,

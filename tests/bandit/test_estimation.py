@@ -15,8 +15,7 @@ from fldb_flower.bandit import newton as local
 from fldb_flower.bandit.estimates import LocalEstimates
 from fldb_flower.errors import ConvergenceError, SettingsError
 from fldb_flower.federation.exchange import Upload
-from fldb_flower.linalg.forms import Form
-from fldb_flower.linalg.linear import add_to_whiteners
+from fldb_flower.linalg.linear import Form, add_to_whiteners
 
 N, D = 40, 3
 RIDGES = [1 / 500, 0.1, 2.0]

@@ -21,8 +21,19 @@ from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, statistics, total
 from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible
-from fldb_flower.linalg.forms import Form, form_of, make_form, pack, times, trace
-from fldb_flower.linalg.linear import largest_norm, solve, transposed, whiten, whitened
+from fldb_flower.linalg.linear import (
+    Form,
+    form_of,
+    largest_norm,
+    make_form,
+    pack,
+    solve,
+    times,
+    trace,
+    transposed,
+    whiten,
+    whitened,
+)
 from fldb_flower.settings import from_nested
 from fldb_flower.wire.codec import (
     decode_broadcast,

@@ -9,9 +9,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates
 from fldb_flower.bandit.online import learn_duel, next_fit
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest

@@ -7,15 +7,14 @@ import pytest
 from conftest import nested
 from scipy import stats
 
-from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.bandit.estimate import CommonPrior, Estimate
 from fldb_flower.bandit.streams import TorchStreams, make_streams
 from fldb_flower.catalogue import ALGORITHMS, SELECTIONS
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
-from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
+from fldb_flower.linalg.arrays import pack_arrays, unpack_arrays
 from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.run import run

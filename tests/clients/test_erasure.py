@@ -20,7 +20,7 @@ from clients.store import DuelStore, UndoError, UnknownDuelError
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat
 from fldb_flower.wire.codec import DeviceUploadHeader, decode_upload, encode_broadcast
 

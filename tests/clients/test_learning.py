@@ -13,7 +13,7 @@ from scipy.stats import kendalltau
 
 from clients.preference_agent import PreferenceAgent
 from clients.store import Synchronization
-from fldb_flower.bandit.prior import CommonPrior
+from fldb_flower.bandit.estimate import CommonPrior
 from fldb_flower.errors import DataError
 
 D = 3

@@ -20,12 +20,12 @@ from test_devices import DEATHS, D, Federation, no_pause, undoing
 
 from clients.device import DeviceAgent, Limits
 from clients.store import DuelStore
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
-from fldb_flower.linalg.forms import Form
-from fldb_flower.linalg.named_arrays import unpack_arrays
+from fldb_flower.linalg.arrays import unpack_arrays
+from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat, from_nested, to_flat
 from fldb_flower.wire.codec import decode_upload
 from strategies import DuelingStrategy

@@ -36,7 +36,7 @@ from clients.store import (
 )
 from clients.store.database import Database
 from clients.store.duel_store import system_uptime
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior, ShareChange
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError, FldbError, OutputError
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions

@@ -14,7 +14,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from test_devices import Federation
 
 from clients.store import DuelStore
-from fldb_flower.linalg.forms import unpack_symmetric
+from fldb_flower.linalg.linear import unpack_symmetric
 from fldb_flower.wire.codec import DeviceUploadHeader
 
 DOC = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()

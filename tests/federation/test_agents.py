@@ -18,8 +18,7 @@ from fldb_flower.federation import blocks as blocks_module
 from fldb_flower.federation.agents import AHEAD, AgentGroup, OfferStream
 from fldb_flower.federation.blocks import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
-from fldb_flower.linalg.arrays import Arrays
-from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
+from fldb_flower.linalg.arrays import Arrays, pack_arrays, unpack_arrays
 from fldb_flower.settings import from_nested
 
 N, K, D, T = 3, 4, 2, 7
@@ -493,10 +492,10 @@ def test_a_changing_environment_continues_after_it_was_saved(register_world):
     ("state", "named"),
     [
         (7, "7: must return a dict"),
-        (np.random.default_rng(0).bit_generator.state, "'state': {'state'.* must be texts"),
-        ({"history": [[1], [1, 2]]}, "'history': .* must be texts"),
-        ({"best": None}, "'best': None.* must be texts"),
-        ({1: 2}, "1: 2.* must be texts"),
+        (np.random.default_rng(0).bit_generator.state, "'state': {'state'.* must return a dict"),
+        ({"history": [[1], [1, 2]]}, "'history': .* must return a dict"),
+        ({"best": None}, "'best': None.* must return a dict"),
+        ({1: 2}, "1: 2.* must return a dict"),
     ],
 )
 def test_a_state_that_no_checkpoint_holds_is_refused_at_once(state, named, register_world):

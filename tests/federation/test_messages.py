@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
-from fldb_flower.linalg.forms import Form, pack_symmetric, unpack_symmetric
-from fldb_flower.linalg.named_arrays import pack_arrays, unpack_arrays
+from fldb_flower.linalg.arrays import pack_arrays, unpack_arrays
+from fldb_flower.linalg.linear import Form, pack_symmetric, unpack_symmetric
 from fldb_flower.wire import codec as messages
 from fldb_flower.wire.codec import (
     BroadcastHeader,

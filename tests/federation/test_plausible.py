@@ -13,7 +13,7 @@ from fldb_flower.bandit import preference
 from fldb_flower.environments import max_difference
 from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.plausibility import implausible
-from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat, from_nested
 from fldb_flower.wire.codec import decode_upload, encode_upload
 

@@ -15,7 +15,7 @@ import personal
 import refits
 import secure
 import table as tables
-from fldb_flower.bandit.prior import VARIANCES
+from fldb_flower.bandit.estimate import VARIANCES
 from fldb_flower.federation.history import History
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.settings import from_nested

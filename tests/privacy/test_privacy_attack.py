@@ -28,7 +28,7 @@ from fldb_flower.federation.exchange import (
     total,
 )
 from fldb_flower.federation.history import Counts
-from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import Form
 from fldb_flower.privacy.mechanism import GaussianMechanism, simulated, with_noise
 from fldb_flower.settings import from_nested
 

@@ -12,8 +12,8 @@ from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.algorithms.personal import FLDBPersonal
 from fldb_flower.algorithms.schedules import Round
+from fldb_flower.bandit.estimate import VARIANCES
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
-from fldb_flower.bandit.prior import VARIANCES
 from fldb_flower.federation.contributions import limited_statistics
 from fldb_flower.federation.exchange import (
     Broadcast,
@@ -23,7 +23,7 @@ from fldb_flower.federation.exchange import (
     Upload,
     statistics,
 )
-from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import Form
 from fldb_flower.linalg.noisy import blurred, denoised, observed, shrunk
 from fldb_flower.settings import from_nested
 

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, RecordDict
 from secure_federation import ServerAlone, device
 from vaults import D, common, personal
 
-from fldb_flower.bandit.prior import VARIANCES
+from fldb_flower.bandit.estimate import VARIANCES
 from fldb_flower.errors import PrivacyError, RoundAbandonedError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
 from fldb_flower.secure import KEY

@@ -22,7 +22,7 @@ from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
-from fldb_flower.linalg.forms import Form
+from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat, from_nested
 from fldb_flower.wire.codec import UploadError, decode_upload
 from fldb_flower.wire.records import pack_vector, unpack_vector

@@ -27,14 +27,13 @@ from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore, Synchronization, UndoError, UnknownDuelError
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.estimate import Estimate
-from fldb_flower.bandit.prior import VARIANCES, CommonPrior
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate
 from fldb_flower.bandit.selection import ucb, whiten
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import CheckpointError, DataError, FldbError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import Counts
-from fldb_flower.linalg.forms import form_of
+from fldb_flower.linalg.linear import form_of
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.wire.codec import encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
