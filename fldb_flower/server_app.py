@@ -1,5 +1,6 @@
 """Flower's ServerApp."""
 
+import sys
 from dataclasses import replace
 from logging import ERROR, INFO, getLogger
 from pathlib import Path
@@ -13,7 +14,6 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat, without_effect
-from fldb_flower.system.process import hide_tracebacks
 from strategies import THETA, make_strategy
 from strategies.device_directory import DeviceDirectory
 from strategies.device_rounds import make_device_server
@@ -33,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
             settings = _on_flower(settings)
             run_experiment(settings, grid, _output_directory(settings.output_dir))
     except FldbError as error:
-        hide_tracebacks()  # Flower logs the stack trace of a failed run
+        sys.tracebacklimit = 0  # Flower logs the stack trace of a failed run
         _LOG.log(ERROR, "the run failed: %s", error)
         raise
 

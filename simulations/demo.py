@@ -81,7 +81,7 @@ _SUMMARY = "summary.json"
 _WAITS = re.compile(
     r"(?:round \d+(?:, [a-z0-9 ]+:| is not counted:|: \d+ of)|sending the last).*(?=\n)"
 )
-_EXCHANGE = re.compile(r"(round \d+), exchange (\d+): (.* have replied)")
+_EXCHANGE = re.compile(r"(round \d+), exchange (\d+): .* have replied")
 _FIRST_EXCHANGES = 8  # about as many in the first round, until the minimisation has converged
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
 _EPSILON = 50.0  # with --secure: it protects nobody, see `_say_secure`
@@ -134,7 +134,7 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
             _say_secure()
         federation.start(_say)
         taken = federation.devices[: arguments.people]
-        with _people(taken, theta), contextlib.closing(Screen()) as screen:
+        with _people(taken, theta):
             if taken:
                 names = ", ".join(device.key.name for device in taken)
                 _say(f"simulated users are answering duels on {names}")
@@ -149,7 +149,7 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
                 devices_round_seconds=_ROUND_SECONDS,
                 devices_at_least=arguments.devices,
             )
-            report(federation, run, theta, arguments, screen)
+            report(federation, run, theta, arguments)
 
 
 def _start(arguments: argparse.Namespace) -> str:
@@ -199,22 +199,20 @@ def report(
     run: LocalProcess,
     theta: FloatArray,
     arguments: argparse.Namespace,
-    screen: Screen,
 ) -> None:
     """Print exchanges and rounds until the run ends, a process has ended, or the time is over."""
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
     before = seen = len(federation.rounds())
     of = f" of {before + arguments.rounds}" if arguments.rounds else ""
     first = 1 if arguments.secure else _FIRST_EXCHANGES
-    printed = 0
+    printed, state = 0, ""
     while time.monotonic() < deadline:
         ended = not run.is_running
         waits = _WAITS.findall(run.output())
         for line in waits[printed:]:
-            if " is not counted" in line:
-                screen.say(line)
-            else:
-                screen.progress(*progress(line, of, first))
+            if (shown := progress(line, of, first)) != state:
+                _say(shown)
+            state = shown
         printed = len(waits)
         model = federation.model()
         rows = federation.rounds()[: model["round"]] if model else []
@@ -223,7 +221,7 @@ def report(
             if model and not any(map(_answers, federation.devices[arguments.people :])):
                 cosine = _cosine(model["theta_sync"], theta)
                 line += f", cosine to the hidden theta {cosine:.3f}"
-            screen.say(line)
+            _say(line)
         seen = len(rows)
         if ended and not (federation.results / _SUMMARY).exists():
             raise FederationError(f"the ServerApp ended before the last round; {run.reason()}")
@@ -233,51 +231,18 @@ def report(
         time.sleep(_POLL_SECONDS)
 
 
-def progress(line: str, of: str, first: int = _FIRST_EXCHANGES) -> tuple[str, str]:
-    """Return a line of the server about a wait, without its countdown, and how many have replied.
+def progress(line: str, of: str, first: int) -> str:
+    """Return a line of the server about a wait without what changes during the wait.
 
     ``of`` is the text after the number of a round, and ``first`` the number of exchanges that the
     first round takes.
     """
     found = _EXCHANGE.match(line)
     if found is None:
-        return line.partition(", waiting up to")[0], ""
-    name, number, replied = found.groups()
-    count = int(number)
+        return line.partition(", waiting up to")[0]
+    name, count = found[1], int(found[2])
     most = max(count, first if name == "round 1" else 1)
-    return f"{name}{of}: exchange {count} of about {most}", f", {replied}"
-
-
-class Screen:
-    """Prints lines, and the progress of a round in one line that is replaced.
-
-    If stdout is no terminal, each state of the progress is a line of its own, without details.
-    """
-
-    def __init__(self) -> None:
-        self._state = ""
-        self._is_open = False  # whether the cursor is in a line of progress
-
-    def progress(self, state: str, details: str) -> None:
-        """Show the progress."""
-        if sys.stdout.isatty():
-            print(f"\r\x1b[K{state}{details}", end="", flush=True)
-            self._is_open = True
-        elif state != self._state:
-            _say(state)
-        self._state = state
-
-    def say(self, line: str) -> None:
-        """Print a line, which replaces the progress."""
-        if self._is_open:
-            print("\r\x1b[K", end="")
-        _say(line)
-        self._state, self._is_open = "", False
-
-    def close(self) -> None:
-        """End the line of progress."""
-        if self._is_open:
-            _say("")
+    return f"{name}{of}: exchange {count} of about {most}"
 
 
 def _line(row: dict[str, str]) -> str:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from fldb_flower.deployment.keys import CA, DEVICES, SERVER, SERVER_KEY, create, create_helper_key
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError, OutputError
+from fldb_flower.system.files import read_part
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
 
 FEDERATION, PUBLIC, VAULT, NODE_TOKEN = "local", "helper.pub", "vault.toml", "node.token"
@@ -171,6 +172,7 @@ class LocalFederation:
         options: Sequence[str] | None = None,
     ) -> None:
         project_folder("a federation on this machine")
+        read_part("clients", "page/index.html")  # Flower's copy of the project has no pages
         self.folder = folder.absolute()
         self.results = self.folder / "server"
         self.port = free_port()

@@ -51,8 +51,7 @@ from fldb_flower.system.startup import (
 )
 from simulations.hydra_config import CONF, check_words, explained, store_settings, undecodable
 from simulations.settings_help import help_text
-from simulations.sweeps.callbacks import jobs_without_result
-from simulations.sweeps.jobs import attempt, settings_of
+from simulations.sweeps.jobs import attempt, jobs_without_result, settings_of
 
 _LOG = logging.getLogger("fldb_flower")
 _PATIENCE = 2.0  # seconds until a signal ends the process within an operation of NumPy
@@ -250,7 +249,7 @@ def main() -> None:
     with interruptible(lambda: _INTERRUPTED_SWEEP if asked.multirun else INTERRUPTED):
         try:
             if asked.help:
-                print(help_text(asked.config_dir))
+                print(help_text(asked.config_dir), flush=True)
             else:
                 _main(asked, unknown)
         except FldbError as error:

@@ -6,8 +6,9 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.results import (
     COLUMNS,
     CONFIG,
-    PARTICIPATION,
     PREDICTION,
     REGRET,
     identity,
@@ -50,6 +50,12 @@ class Run:
     summary: dict[str, Any]
     curve: pd.DataFrame
 
+    @cached_property
+    def used(self) -> dict[str, Any]:
+        """The settings with an effect, for example without tau with ``algorithm=ldb``."""
+        ignored = unused(self.settings)
+        return {key: value for key, value in self.settings.items() if key not in ignored}
+
 
 @dataclass(frozen=True)
 class Unfinished:
@@ -76,7 +82,7 @@ def find_runs(
         denied: list[OSError] = []
         for root, below, files in os.walk(folder, onerror=denied.append):
             visible = (name for name in below if not name.startswith("."))
-            below[:] = sorted(visible, key=natural_order)
+            below[:] = sorted(visible, key=_natural_order)
             path = Path(root)
             if (CONFIG in files or {SUMMARY, REGRET} <= set(files)) and path.resolve() not in found:
                 found[path.resolve()] = read_run(path)
@@ -88,18 +94,14 @@ def find_runs(
     return runs, [item for item in found.values() if isinstance(item, Unfinished)]
 
 
-def find_finished(folder: Path, wanted: Collection[str] | None = None) -> dict[str, Run]:
-    """Return one finished run per identity below a folder, which need not exist.
-
-    ``wanted`` has the identities to return; all by default.
-    """
-    finished: dict[str, Run] = {}
+def find_finished(folder: Path) -> dict[str, Run]:
+    """Return one finished run per identity below a folder, which need not exist."""
     with progress("read", unit="run") as done:
         runs, _ = find_runs([folder], done) if folder.is_dir() else ([], [])
+    finished: dict[str, Run] = {}
     for run in runs:
-        key = identity_of(run)
-        if key and (wanted is None or key in wanted):
-            finished.setdefault(key, run)
+        finished.setdefault(identity_of(run), run)
+    finished.pop("", None)
     return finished
 
 
@@ -109,12 +111,6 @@ def identity_of(run: Run) -> str:
         return identity(from_nested(run.settings, str(run.path)))
     except FldbError:
         return ""
-
-
-def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop settings without effect, such as tau with ``algorithm=ldb``."""
-    ignored = unused(settings)
-    return {key: value for key, value in settings.items() if key not in ignored}
 
 
 def predictions(runs: Sequence[Run]) -> list[str]:
@@ -129,33 +125,28 @@ def varying(runs: Sequence[Run]) -> list[str]:
     """
     values: dict[str, set[str]] = {key: set() for run in runs for key in run.settings}
     for run in runs:
-        used = relevant(run.settings)
         for key, seen in values.items():
-            if key in used or key not in run.settings:
+            if key in run.used or key not in run.settings:
                 seen.add(repr(run.settings.get(key)))
     return [key for key, seen in values.items() if len(seen) > 1]
 
 
-def group_by_seed(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group runs whose relevant settings are equal except for the seed, in order of appearance."""
-    groups: dict[str, list[Run]] = {}
+def by_configuration(runs: Sequence[Run]) -> list[list[Run]]:
+    """Group runs that differ in the seed only, in order of appearance.
+
+    A group has the first run of each seed: its repetitions are not independent runs.
+    """
+    groups: dict[str, dict[Any, Run]] = {}
     for run in runs:
-        others = {key: value for key, value in relevant(run.settings).items() if key != "seed"}
-        groups.setdefault(repr(sorted(others.items())), []).append(run)
-    return list(groups.values())
+        others = {key: value for key, value in run.used.items() if key != "seed"}
+        of_seeds = groups.setdefault(repr(sorted(others.items())), {})
+        of_seeds.setdefault(run.settings.get("seed"), run)
+    return [list(each.values()) for each in groups.values()]
 
 
-def one_per_seed(group: Sequence[Run]) -> list[Run]:
-    """Return the first run of each seed: its repetitions are not independent runs."""
-    return list({run.settings.get("seed"): run for run in reversed(group)}.values())[::-1]
-
-
-def natural_order(value: Any) -> tuple[Any, ...]:
+def _natural_order(name: str) -> tuple[bool, int, str]:
     """Return a sort key: numbers by value, before texts."""
-    if isinstance(value, int | float):
-        return (0, float(value), "")
-    text = str(value)
-    return (0, float(text), text) if text.isdecimal() else (1, 0.0, text)
+    return (False, int(name), name) if name.isdecimal() else (True, 0, name)
 
 
 def read_run(path: Path) -> Run | Unfinished:
@@ -228,13 +219,8 @@ def read_table(path: Path, rows: int | None = None) -> pd.DataFrame:
     return table
 
 
-def read_predictions(run: Run) -> pd.DataFrame | None:
-    """Return log loss and accuracy up to each iteration, or None if the run has no such file."""
-    path = run.path / PREDICTION
-    return read_table(path, len(run.curve)) if path.exists() else None
-
-
-def read_participation(run: Run) -> pd.DataFrame | None:
-    """Return the replies of nodes by exchange, or None if the run has no such file."""
-    path = run.path / PARTICIPATION
-    return read_table(path) if path.exists() else None
+def read_optional(run: Run, name: str) -> pd.DataFrame | None:
+    """Return ``prediction.csv`` or ``participation.csv``, or None if the run has no such file."""
+    path = run.path / name
+    rows = len(run.curve) if name == PREDICTION else None
+    return read_table(path, rows) if path.exists() else None

@@ -33,10 +33,7 @@ _INDENT = " " * 4
 def help_text(config_dir: str | None = None) -> str:
     """Return the usage, the groups with their choices, and the settings with their defaults.
 
-    Parameters
-    ----------
-    config_dir : str, optional
-        Folder with the user's configuration groups.
+    ``config_dir`` is the folder with the user's configuration groups.
     """
     run = program()
     sweep = "fldb sweep" if run.startswith("fldb ") else f"{run} -m"
@@ -58,10 +55,9 @@ def help_text(config_dir: str | None = None) -> str:
         "",
         "groups:",
     ]
-    store_settings([] if config_dir is None else [config_dir])
-    search = (
-        [] if config_dir is None else [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
-    )
+    folders = [] if config_dir is None else [config_dir]
+    store_settings(folders)
+    search = [f"hydra.searchpath=['file://{Path(each).resolve()}']" for each in folders]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         groups = [group for group in loader.list_groups("") if group != "hydra"]
@@ -73,7 +69,7 @@ def help_text(config_dir: str | None = None) -> str:
         if entry.dotted in HEADINGS:
             lines += ["", f"{HEADINGS[entry.dotted]}:"]
         if entry.path[-1] != "name" and entry.dotted not in groups:
-            lines += _described(entry)
+            lines.append(_described(entry))
     return "\n".join([
         *lines,
         "",
@@ -82,16 +78,11 @@ def help_text(config_dir: str | None = None) -> str:
     ])  # fmt: skip
 
 
-def _described(entry: Entry) -> list[str]:
+def _described(entry: Entry) -> str:
     """Return a setting with its default, and its meaning below."""
     default = str(entry.default).lower() if entry.kind is bool else entry.default
     names = f" One of {', '.join(entry.choices)}." if entry.choices else ""
-    width = min(shutil.get_terminal_size().columns, 100)
-    meaning = textwrap.wrap(
-        entry.help + names,
-        max(width, 40),
-        initial_indent=_INDENT,
-        subsequent_indent=_INDENT,
-        break_on_hyphens=False,
-    )
-    return [f"  {entry.dotted}={default if default != '' else repr('')}", *meaning]
+    width = min(max(shutil.get_terminal_size().columns, 40), 100) - len(_INDENT)
+    meaning = textwrap.fill(entry.help + names, width, break_on_hyphens=False)
+    shown = default if default != "" else repr("")
+    return f"  {entry.dotted}={shown}\n{textwrap.indent(meaning, _INDENT)}"

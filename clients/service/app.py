@@ -20,7 +20,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from clients.preference_agent import EXPIRE_AFTER, PreferenceAgent
 from clients.service.catalogue import Catalogue
@@ -55,7 +55,7 @@ from clients.service.models import (
     Weights,
 )
 from clients.store import Proposal
-from clients.validation import Answer, Content, FeatureNames, NamedAnswer
+from clients.validation import Answer, FeatureNames, NamedAnswer
 from clients.vault import Vault, VaultConfig
 from fldb_flower.errors import DataError, FldbError, OutputError, one_line
 from fldb_flower.system.commands import installed_version
@@ -207,7 +207,7 @@ async def show_next(device: OfDevice) -> ShownDuel:
         raise HTTPException(404, "no open duel has contents: propose one with contents")
     duel, names = shown[0], await device.reader.run(_names)
     first, second = (
-        device.catalogue.describe(_shown_arm(key, content), names)
+        device.catalogue.describe(ShownArm(key=key, **content), names)
         for key, content in zip((duel.first_key, duel.second_key), duel.contents, strict=True)
     )
     return ShownDuel(id=duel.id, expires=duel.expires, first=first, second=second)
@@ -304,7 +304,10 @@ async def favourites(
     names = await device.reader.run(_names)
     best = await device.reader.run(PreferenceAgent.favourites, catalogue.features, most)
     arms = [catalogue.arms[arm] for arm in best]
-    return [catalogue.describe(_shown_arm(arm.key, arm.content), names) for arm in arms]
+    return [
+        catalogue.describe(ShownArm.model_validate({"key": arm.key, **arm.content}), names)
+        for arm in arms
+    ]
 
 
 @guarded.post("/predict", tags=["preferences"])
@@ -332,13 +335,6 @@ async def name_features(named: FeatureNames, device: OfDevice) -> FeatureNames:
 async def forget(device: OfDevice) -> ForgottenAnswers:
     """Remove all open duels and answers from this device; report what cannot be undone."""
     return ForgottenAnswers(**vars(await device.writer.run(PreferenceAgent.forget)))
-
-
-def _shown_arm(key: str | None, content: Any) -> ShownArm:
-    try:
-        return ShownArm(key=key, **Content.model_validate(content).model_dump())
-    except ValidationError:  # stored by a version without validation
-        return ShownArm(key=key, text=content if isinstance(content, str) else None)
 
 
 class Node(NamedTuple):

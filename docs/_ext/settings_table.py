@@ -23,8 +23,8 @@ class SettingsTable(Directive):
 
 
 def _setting(entry: Entry) -> nodes.row:
-    names = [entry.dotted] if entry in list(hydra_entries()) else []
-    if entry in list(flower_entries()) and entry.kebab not in names:
+    names = [entry.dotted] if entry in hydra_entries() else []
+    if entry in flower_entries() and entry.kebab not in names:
         names.append(entry.kebab)
     default = str(entry.default)
     return _row(names, [default] if default else "(empty)", entry.help)

@@ -18,7 +18,7 @@ from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import AUTO, Settings, from_nested
-from simulations.engines.vectorized import DirectFederation, Groups
+from simulations.engines.vectorized import DirectFederation
 
 COMMON = {"num_agents": 100, "num_arms": 10, "dimension": 5, "horizon": 300}
 ALGORITHMS: tuple[tuple[str, int, float | str], ...] = (  # each with a tau and a width
@@ -78,9 +78,8 @@ class LyingAgents(DirectFederation):
 
     def _reported(self) -> tuple[FloatArray, FloatArray]:
         """Return the fresh duels as reported: (iterations, agents, d), (iterations, agents)."""
-        workers = self.workers
-        assert isinstance(workers, Groups)  # few agents are played in this process
-        (block,) = (block for group in workers.groups for block in group.blocks)
+        # Few agents are played in this process.
+        (block,) = (block for group in self.workers.groups for block in group.blocks)
         agents = self._settings.num_agents
         x, y = (np.array(each) for each in block.log.fresh())
         x, y = x.reshape(-1, agents, self._settings.dimension), y.reshape(-1, agents)

@@ -202,7 +202,7 @@ class Online(Algorithm):
     point at which gradients are taken.
 
     With privacy, matrices of uploads are noisy. They are replaced by estimates that are positive
-    semi-definite (:func:`~fldb_flower.linalg.noisy.denoised`), so sums of them only grow.
+    semi-definite (``fldb_flower.linalg.noisy.denoised``), so sums of them only grow.
 
     Examples
     --------

@@ -146,13 +146,9 @@ def _parse(text: io.TextIOWrapper, separator: str, columns: list[str], has_heade
         for chunk in chunks:
             ids, gaps = chunk[["user", "item"]].to_numpy(), chunk.drop(columns=columns)
             are_valid = [chunk[name].between(*_RANGES[name]).all() for name in columns]
-            are_valid += [
-                len(chunk) > 0,
-                (ids == np.floor(ids)).all(),
-                gaps.isna().to_numpy().all(),
-            ]
+            are_valid += [(ids == np.floor(ids)).all(), gaps.isna().to_numpy().all()]
             # If the first line has too many fields, pandas uses the first column as the index.
-            if not (all(are_valid) and isinstance(chunk.index, pd.RangeIndex)):
+            if not (len(chunk) and all(are_valid) and isinstance(chunk.index, pd.RangeIndex)):
                 raise ValueError("a value is out of range")
             parts.append((*ids.T.astype(np.int64), (chunk["rating"] > 3).to_numpy()))
             ends += [chunk["rating"].min(), chunk["rating"].max()]

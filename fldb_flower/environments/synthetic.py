@@ -15,13 +15,6 @@ class Synthetic:
     """Arms drawn from N(0, I) in each iteration, and theta from N(0, I).
 
     With ``environment.sigma`` above 0 the agents differ: ``theta_i = theta + N(0, sigma^2 I)``.
-
-    Parameters
-    ----------
-    settings : Settings
-        ``num_arms``, ``dimension``, ``seed`` and ``environment.sigma`` are used.
-    agents : range
-        Numbers of this block's agents.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:

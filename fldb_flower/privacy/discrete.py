@@ -34,20 +34,8 @@ two sums of n values by ``sqrt(n) 2^-40`` standard deviations at most, which is 
 def discrete_gaussian(scales: FloatArray) -> IntArray:
     """Return independent integers with ``P(k) ~ exp(-k^2 / 2 s^2)`` for each s, 0 for s = 0.
 
-    They are exact samples from a cryptographic generator, which no seed determines.
-
-    Raises
-    ------
-    SettingsError
-        OpenDP is not installed (the privacy extra).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fldb_flower.privacy.discrete import discrete_gaussian
-    >>> drawn = discrete_gaussian(np.repeat([0.0, 1e12], [1, 99]))
-    >>> drawn.dtype, int(drawn[0]), bool(abs(drawn[1:]).max() < 1e13)
-    (dtype('int64'), 0, True)
+    They are exact samples from a cryptographic generator, which no seed determines. A SettingsError
+    is raised if OpenDP is not installed (the privacy extra).
     """
     draw = _sampler()
     drawn = np.zeros(scales.shape, dtype=np.int64)

@@ -38,33 +38,6 @@ class GaussianMechanism:
     receives the uploads of single devices without noise, so **it is trusted with them**: the noise
     protects against those who receive the estimates. With secure sums, the noise is that of
     ``strategies.secure``.
-
-    Parameters
-    ----------
-    settings : Settings
-        With ``privacy.epsilon``.
-
-    Attributes
-    ----------
-    plan : ReleasePlan
-        The noise multiplier, and the budget.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from fldb_flower.federation.exchange import Broadcast, PlayRequest, Upload
-    >>> from fldb_flower.privacy.mechanism import GaussianMechanism
-    >>> from fldb_flower.settings import from_keywords
-    >>> settings = from_keywords(
-    ...     {"algorithm": "fldb_ogd", "first_round": "step", "privacy_epsilon": 3, "dimension": 2,
-    ...      "privacy_unit": "answer"}, "a script",
-    ... )
-    >>> mechanism = GaussianMechanism(settings)
-    >>> request = Broadcast(PlayRequest(1, 1), np.zeros(2))
-    >>> upload = Upload(100, np.array([-20.0, 5.0]), 100 * np.eye(2), None, None, ())
-    >>> noisy = mechanism.add(upload, request, number=1)
-    >>> round(noisy.noise.gradient, 2), noisy.num_duels
-    (2.67, 100)
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -73,13 +46,10 @@ class GaussianMechanism:
         self._covered = 0  # the last iteration whose duels were released
 
     def require(self, broadcast: Broadcast, number: int) -> None:
-        """Check that exchange ``number`` may release the upload that a broadcast requests.
+        """Raise a PrivacyError if exchange ``number`` must not release the requested upload.
 
-        Raises
-        ------
-        PrivacyError
-            It would exceed the budget, its sensitivity is not known, or it is over duels that an
-            earlier exchange has released.
+        It exceeds the budget, its sensitivity is not known, or it is over duels that an earlier
+        exchange has released.
         """
         release_of(broadcast, self._settings)
         assert broadcast.play is not None
@@ -92,13 +62,7 @@ class GaussianMechanism:
         return release_of(broadcast, self._settings).noise().scaled(self.plan.deviation)
 
     def add(self, upload: AnyUpload, broadcast: Broadcast, number: int) -> AnyUpload:
-        """Return the upload of exchange ``number`` with noise.
-
-        Raises
-        ------
-        PrivacyError
-            :meth:`require` does, or a part has no noise.
-        """
+        """Return the upload of exchange ``number`` with noise; :meth:`require` is called first."""
         self.require(broadcast, number)
         noise, play = self.deviations(broadcast), broadcast.play
         assert play is not None
@@ -115,17 +79,7 @@ def noise_of(settings: Settings) -> GaussianMechanism | None:
 
 
 def with_noise(upload: AnyUpload, noise: Noise, add: AddNoise) -> AnyUpload:
-    """Return an upload with independent Gaussian noise of the given standard deviations.
-
-    Parameters
-    ----------
-    upload : Upload
-        Without noise.
-    noise : Noise
-        Standard deviations by part.
-    add : callable
-        Returns values, (n,), with noise of given standard deviations, (n,).
-    """
+    """Return an upload with independent Gaussian noise of the given standard deviations by part."""
     form = form_of(upload.precision if isinstance(upload, ShareUpload) else upload.information)
     noisy: dict[str, Any] = {}
     for part in _PARTS:

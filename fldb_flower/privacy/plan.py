@@ -11,18 +11,9 @@ from fldb_flower.privacy import accounting
 from fldb_flower.secure.report import COST
 from fldb_flower.settings import Settings
 
-SIMULATED = (
-    "the noise is simulated from the seed and protects nobody; the regret beside it is exact and"
-    " not private"
-)
-"""What the entry ``privacy`` of a simulation's ``summary.json`` states."""
-
 
 def openings_of(settings: Settings) -> int:
-    """Return the number of exchanges of the schedule that release an upload.
-
-    With devices, it is ``devices.rounds``.
-    """
+    """Return the number of exchanges that release an upload: with devices, ``devices.rounds``."""
     if settings.mode == "devices":
         return settings.devices.rounds
     return sum(each.learns for each in make_algorithm(settings).rounds())
@@ -35,30 +26,8 @@ class ReleasePlan:
     as after a resume from a checkpoint, releases the same numbers with the same noise, and is
     charged once. Every other exchange draws new noise and is charged.
 
-    Parameters
-    ----------
-    settings : Settings
-        With ``privacy.epsilon``.
-
-    Attributes
-    ----------
-    planned : int
-        The number of releases that the noise is calibrated to.
-    multiplier : float
-        The noise multiplier: standard deviation of the noise over sensitivity.
-
-    Examples
-    --------
-    Under ``privacy.unit=answer``, each answer is in one release only:
-
-    >>> from fldb_flower.privacy.plan import ReleasePlan
-    >>> from fldb_flower.settings import from_keywords
-    >>> plan = ReleasePlan(from_keywords(
-    ...     {"algorithm": "fldb_ons", "first_round": "step", "schedule": "geometric",
-    ...      "privacy_epsilon": 3, "privacy_unit": "answer"}, "a script"
-    ... ))
-    >>> plan.planned, round(plan.multiplier, 2), round(plan.spent(2), 1)
-    (16, 1.54, 3.0)
+    The noise is calibrated to the number ``planned`` of releases. ``multiplier`` is the standard
+    deviation of the noise over the sensitivity.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -98,13 +67,7 @@ class ReleasePlan:
         return math.sqrt(self._parties) * self.multiplier
 
     def require(self, number: int) -> None:
-        """Check that release ``number``, counted from 1, is within the budget.
-
-        Raises
-        ------
-        PrivacyError
-            It is not.
-        """
+        """Raise a PrivacyError if release ``number``, counted from 1, exceeds the budget."""
         if number > self.planned:
             raise PrivacyError(self.exhausted())
 
@@ -125,7 +88,10 @@ class ReleasePlan:
     def summary(self, openings: int) -> dict[str, Any]:
         """Return the entry ``privacy`` of ``summary.json`` after the first releases."""
         settings, privacy = self._settings, self._settings.privacy
-        simulated = {} if settings.mode == "devices" else {"note": SIMULATED}
+        note = (
+            "the noise is simulated from the seed and protects nobody; the regret beside it is"
+            " exact and not private"
+        )
         return {
             "epsilon": privacy.epsilon,
             "delta": privacy.delta,
@@ -135,5 +101,5 @@ class ReleasePlan:
             "openings": openings,
             "noise_multiplier": self.multiplier,
             "spent": self.spent(openings),
-            **simulated,
+            **({} if settings.mode == "devices" else {"note": note}),
         }

@@ -48,15 +48,10 @@ _LARGEST = 1e140  # size of a part: noise that is squared must neither overflow 
 class Release(NamedTuple):
     """The parts of one upload: what a unit contributes at most, and their shares of the noise.
 
-    Attributes
-    ----------
-    bounds : dict of str to float
-        Largest norm of what one answer (statistics) or one person (shares) contributes, by part;
-        typical norms of a person's statistics, which are limited together.
-    weights : dict of str to float
-        Share of each part in the squared norm of the scaled vector; they sum to 1.
-    norm : float
-        Largest norm of the scaled vector, whose parts are multiplied by ``sqrt(weight) / bound``.
+    ``bounds`` has, by part, the largest norm of what one answer (statistics) or one person (shares)
+    contributes; for a person's statistics, which are limited together, typical norms. ``weights``
+    are the shares of the parts in the squared norm of the scaled vector; they sum to 1. ``norm`` is
+    the largest norm of that vector, whose parts are multiplied by ``sqrt(weight) / bound``.
     """
 
     bounds: dict[str, float]

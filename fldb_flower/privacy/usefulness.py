@@ -83,40 +83,24 @@ def warning(settings: Settings) -> str:
     if not settings.is_private or settings.mode == "devices":
         return ""
     privacy, agents = settings.privacy, settings.num_agents
-    if not (cost := _cost(settings, agents)):
+    is_common = ALGORITHMS[settings.algorithm].agents == "common"
+    # Shares of FLDB-Personal contain all answers, so the noise of more rounds averages out.
+    rounds = openings_of(settings) if is_common else ROUNDS
+    as_many = int(agents / math.sqrt(privacy.parties))
+    factor = regret_factor(privacy.unit, float(privacy.epsilon), as_many, rounds)
+    if factor <= USEFUL:
         return ""
+    cost = "agents rely more on their own answers"
     remedies = "more agents or a larger privacy.epsilon"
-    if privacy.unit == "person" and _is_common(settings):
-        fewer = "fewer rounds (schedule=geometric), " if _rounds(settings) > ROUNDS else ""
+    if is_common:
+        cost = f"expect about {factor:.1f} times the regret without noise, or more"
+    if is_common and privacy.unit == "person":
+        fewer = "fewer rounds (schedule=geometric), " if rounds > ROUNDS else ""
         remedies = f"{fewer}more agents, a larger privacy.epsilon or privacy.unit=answer"
     return (
         f"privacy.epsilon={privacy.epsilon:g} with num_agents={agents} and privacy.unit="
         f"{privacy.unit}: {cost}; {remedies} would help"
     )
-
-
-def _cost(settings: Settings, agents: int) -> str:
-    """Return what the noise costs so many agents; empty if it is little."""
-    privacy = settings.privacy
-    agents = int(agents / math.sqrt(privacy.parties))
-    factor = regret_factor(privacy.unit, float(privacy.epsilon), agents, _rounds(settings))
-    if factor <= USEFUL:
-        return ""
-    if _is_common(settings):
-        return f"expect about {factor:.1f} times the regret without noise, or more"
-    return "agents rely more on their own answers"
-
-
-def _rounds(settings: Settings) -> int:
-    """Return the number of rounds for :func:`regret_factor`.
-
-    Shares contain all answers, so the noise of more rounds averages out.
-    """
-    return openings_of(settings) if _is_common(settings) else ROUNDS
-
-
-def _is_common(settings: Settings) -> bool:
-    return ALGORITHMS[settings.algorithm].agents == "common"
 
 
 def cautions(*chosen: Settings) -> list[str]:

@@ -4,13 +4,6 @@ The checks are our own rather than pydantic's: importing pydantic and building t
 0.13 s of CPU time, and the process that answers one message of a device takes 0.48 s in total.
 """
 
-from fldb_flower.settings.checks import (
-    ENVIRONMENT_OF,
-    MOVIELENS_DIMENSIONS,
-    MOVIELENS_ITEMS,
-    SELECTION_SETTINGS,
-    takes_one_exchange,
-)  # fmt: skip
 from fldb_flower.settings.declaration import (
     MAX_DIMENSION,
     DevicesSettings,
@@ -26,6 +19,13 @@ from fldb_flower.settings.entries import (
     RAY,
     Entry,
     suggestion,
+)  # fmt: skip
+from fldb_flower.settings.rules import (
+    ENVIRONMENT_OF,
+    MOVIELENS_DIMENSIONS,
+    MOVIELENS_ITEMS,
+    SELECTION_SETTINGS,
+    takes_one_exchange,
 )  # fmt: skip
 from fldb_flower.settings.spellings import (
     check_value,

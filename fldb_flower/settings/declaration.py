@@ -12,7 +12,6 @@ from typing import ClassVar
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import SettingsError, shown
-from fldb_flower.settings.checks import automatic, check_together, clip_length
 from fldb_flower.settings.entries import (
     AUTO,
     COUNT,
@@ -29,14 +28,16 @@ from fldb_flower.settings.entries import (
     WAIT,
     Checked,
     Limits,
-    between,
     groups_of,
     setting,
 )
-from fldb_flower.settings.needs import (
+from fldb_flower.settings.rules import (
     algorithm_with,
     algorithms,
+    automatic,
     bound_of_theory,
+    check_together,
+    clip_length,
     devices,
     environments,
     longest_difference,
@@ -64,21 +65,20 @@ class EnvironmentSettings(Checked):
     """Arms and preferences."""
 
     GROUP: ClassVar[str] = "environment"
+    NEEDS = (simulation,)
 
-    name: str = setting(
-        "synthetic", "Source of arms and preferences.", choices=ENVIRONMENTS, needs=(simulation,)
-    )
+    name: str = setting("synthetic", "Source of arms and preferences.", choices=ENVIRONMENTS)
     sigma: float = setting(
         0.0,
         "Heterogeneity (synthetic): agent i has theta_i = theta + N(0, sigma^2 I).",
-        between(0, MAX_SIGMA),
-        needs=(simulation, environments("synthetic")),
+        Limits(0, MAX_SIGMA),
+        needs=(environments("synthetic"),),
     )
     path: str = setting(
         "",
         "movielens: the ratings, as a file, a folder or the downloaded zip; duels: the folder"
         " with arms.csv and duels.csv.",
-        needs=(simulation, environments("movielens", "duels")),
+        needs=(environments("movielens", "duels"),),
     )
     play: str = setting(
         AUTO,
@@ -86,26 +86,26 @@ class EnvironmentSettings(Checked):
         " are shown in random order; auto: replay if at least half of the people answered at least"
         " 90% of the pairs.",
         choices=(AUTO, "replay", "predict"),
-        needs=(simulation, environments("duels")),
+        needs=(environments("duels"),),
     )
     max_people: int = setting(
         0,
         "duels: maximum number of people, the first in duels.csv; 0: no limit.",
         FROM_ZERO,
-        needs=(simulation, environments("duels")),
+        needs=(environments("duels"),),
     )
     min_answers: int = setting(
         0,
         "duels: people with fewer answers are left out; predict: also below horizon.",
         FROM_ZERO,
-        needs=(simulation, environments("duels")),
+        needs=(environments("duels"),),
     )
     users: str = setting(
         "drawn",
         "movielens: drawn, each agent draws a user in each iteration, as in the paper; persistent,"
         " each agent is one user.",
         choices=("drawn", "persistent"),
-        needs=(simulation, environments("movielens")),
+        needs=(environments("movielens"),),
     )
 
 
@@ -114,18 +114,21 @@ class ScheduleSettings(Checked):
     """Communication rounds."""
 
     GROUP: ClassVar[str] = "schedule"
+    NEEDS = (
+        simulation,
+        scheduled,
+    )
 
     name: str = setting(
         "periodic",
         "Ends of rounds: periodic, every tau iterations; geometric, t = 1 and then ceil(ratio^k).",
         choices=("periodic", "geometric"),
-        needs=(simulation, scheduled),
     )
     ratio: float = setting(
         1.5,
         "Ratio of the geometric schedule.",
-        Limits(above=1, maximum=MAX_REAL),
-        needs=(simulation, scheduled, only("schedule.name", "geometric")),
+        Limits(1, MAX_REAL, excluded=1),
+        needs=(only("schedule.name", "geometric"),),
     )
 
 
@@ -143,32 +146,32 @@ class EngineSettings(Checked):
     num_nodes: int = setting(
         2,
         "Flower nodes that host the agents (inprocess, flower).",
-        between(1, 1_000_000),
+        Limits(1, 1_000_000),
         needs=(only("engine.name", "inprocess", "flower"),),
     )
     num_cpus: int = setting(
         1,
         "CPUs per Flower client (flower); a whole number.",
-        between(1, 4096),
+        Limits(1, 4096),
         needs=(only("engine.name", "flower"),),
     )
     num_gpus: float = setting(
         0.0,
         "GPUs per Flower client, also fractions (flower).",
-        between(0, 1024),
+        Limits(0, 1024),
         needs=(only("engine.name", "flower"),),
     )
     workers: int | str = setting(
         AUTO,
         "Processes that play the agents, at most; auto: one per available processor; ray: one per"
         " free CPU of the Ray cluster at RAY_ADDRESS, or of this machine (vectorized).",
-        between(1, 4096),
+        Limits(1, 4096),
         words=(RAY,),
         needs=(only("engine.name", "vectorized"),),
     )
 
 
-_SECURE = (devices, only("secure", True))
+_SECURE = (only("secure", True),)
 
 
 @dataclass(frozen=True)
@@ -176,30 +179,24 @@ class DevicesSettings(Checked):
     """Rounds with real devices (mode=devices); Flower only."""
 
     GROUP: ClassVar[str] = "devices"
+    NEEDS = (devices,)
 
-    rounds: int = setting(
-        0, "Rounds that learn before the run ends; 0: no limit.", FROM_ZERO, needs=(devices,)
-    )
+    rounds: int = setting(0, "Rounds that learn before the run ends; 0: no limit.", FROM_ZERO)
     round_seconds: float = setting(
         60.0,
         "Seconds between the starts of two rounds; 0: without a pause.",
         SECONDS,
-        needs=(devices,),
     )
-    at_least: int = setting(
-        1, "Connected devices required to start a round.", COUNT, needs=(devices,)
-    )
+    at_least: int = setting(1, "Connected devices required to start a round.", COUNT)
     first_duels: int | str = setting(
         AUTO,
         "Duels of all devices required by the first round; auto: 2 * dimension.",
         COUNT,
-        needs=(devices,),
     )
     max_duels: int = setting(
         10_000,
         "Maximum number of duels per device and round; the others wait for the next round.",
         COUNT,
-        needs=(devices,),
     )
     federation: str = setting(
         "fldb", "secure: name of the federation, as in the devices' vault.toml.", needs=_SECURE
@@ -224,13 +221,13 @@ class PrivacySettings(Checked):
     epsilon: float | str = setting(
         NONE,
         "Differential privacy: epsilon of the whole run; none: no noise.",
-        Limits(minimum=1e-3, maximum=1e3),
+        Limits(1e-3, 1e3),
         why="smaller is more private, and privacy.epsilon=none adds no noise",
     )
     delta: float = setting(
         1e-6,
         "Differential privacy: probability by which chances may differ beyond epsilon.",
-        Limits(minimum=1e-15, maximum=0.1),
+        Limits(1e-15, 0.1),
         needs=(private,),
     )
     unit: str = setting(
@@ -250,15 +247,15 @@ class PrivacySettings(Checked):
         1,
         "Simulations: number of parties that add noise: 1, a trusted server; 2, server and helper,"
         " as with secure=true.",
-        between(1, 2),
+        Limits(1, 2),
         needs=(private,),
     )
     min_variance: float = setting(
         0.001,
         "FLDB-Personal: lower limit of v with privacy, in units of 10 / clip^2, because noisy log"
         " losses may favour a v that is too small.",
-        between(1e-3, 10),
-        needs=(private, algorithm_with(lambda each: each.agents == "personal")),
+        Limits(1e-3, 10),
+        needs=(private, _PERSONAL),
     )
 
 
@@ -295,7 +292,7 @@ class Settings(Checked):
     num_agents: int = setting(
         AUTO,
         "N, number of agents; auto: 100, or for environment=duels the number of people.",
-        between(1, 10_000_000),
+        Limits(1, 10_000_000),
     )
     horizon: int = setting(
         AUTO,
@@ -306,14 +303,14 @@ class Settings(Checked):
     num_arms: int = setting(
         10,
         "K, number of arms per agent and iteration; 2 with environment.play=predict.",
-        between(2, 100_000),
+        Limits(2, 100_000),
         why="a duel needs two arms",
         needs=(simulation,),
     )
     dimension: int = setting(
         AUTO,
         "d, number of features per arm; auto: 5, or for environment=duels that of the study.",
-        between(1, MAX_DIMENSION),
+        Limits(1, MAX_DIMENSION),
     )
     tau: int = setting(
         5,
@@ -337,7 +334,7 @@ class Settings(Checked):
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     dropout: float = setting(
-        0.0, "Probability that a message is lost (engine=inprocess).", between(0, 1)
+        0.0, "Probability that a message is lost (engine=inprocess).", Limits(0, 1)
     )
     devices: DevicesSettings = field(default_factory=DevicesSettings)
     selection: str = setting(
@@ -350,7 +347,6 @@ class Settings(Checked):
         AUTO,
         "Ridge lambda; auto: 1 / horizon, as in the paper.",
         POSITIVE,
-        name="lambda",
         why="W_0 = (lambda / kappa_mu) I must be invertible",
         needs=(ridge,),
     )
@@ -360,7 +356,7 @@ class Settings(Checked):
     delta: float = setting(
         0.1,
         "Failure probability of the confidence bound.",
-        Limits(minimum=MIN_REAL, below=1),
+        Limits(MIN_REAL, 1, excluded=1),
         needs=(bound_of_theory,),
     )
     beta_scale: float | str = setting(
@@ -404,7 +400,7 @@ class Settings(Checked):
     gd_steps: int = setting(
         100,
         "FLDB-GD, solver=gd: M, exchanges per iteration.",
-        between(1, 1_000_000),
+        Limits(1, 1_000_000),
         needs=(algorithms("fldb_gd"), only("solver", "gd")),
     )
     gd_step_size: float | str = setting(
@@ -458,7 +454,7 @@ class Settings(Checked):
         1.0,
         "LDB, alone, FLDB-Personal: agents fit theta_i to all own duels whenever their number has"
         " grown by this ratio, with a step of O(d^2) for each duel between; 1: after each duel.",
-        between(1, MAX_REAL),
+        Limits(1, MAX_REAL),
         needs=(algorithm_with(lambda each: each.agents in {"local", "personal"}),),
     )
     max_difference: float | str = setting(
@@ -518,7 +514,7 @@ class Settings(Checked):
     max_message_mb: float = setting(
         256.0,
         "Maximum size of a message, in MiB (Flower).",
-        Limits(above=0, maximum=1_000_000),
+        Limits(0, 1_000_000, excluded=0),
         needs=(nodes,),
     )
     output_dir: str = setting(

@@ -6,15 +6,14 @@ import dataclasses
 import difflib
 import functools
 import math
-from collections.abc import Collection
+import operator
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from keyword import iskeyword
 from numbers import Real
 from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 from fldb_flower.errors import SettingsError, shown
-from fldb_flower.settings.needs import Need
 
 AUTO = "auto"
 """A number that is derived from other settings; the help text of the setting gives the rule."""
@@ -25,6 +24,9 @@ NONE = "none"
 MAX_INTEGER = 2**63 - 1
 """Largest integer of Flower's run config."""
 
+Need = Callable[[Mapping[str, Any]], str]
+"""Returns why a setting has no effect (``algorithm=ldb``), from all settings; empty if it has."""
+
 Spelling = Literal["attribute", "dotted", "kebab", "keyword"]
 
 ORIGIN: ContextVar[tuple[str, Spelling]] = ContextVar("ORIGIN", default=("Python", "attribute"))
@@ -34,42 +36,29 @@ _VALID = {bool: "true or false", str: "a text", int: "a whole number", float: "a
 
 
 class Limits(NamedTuple):
-    """Range of a number; ``minimum`` and ``maximum`` are inclusive, ``above`` and ``below`` not."""
+    """Range of a number, with both ends, except one that is ``excluded``."""
 
-    minimum: float | None = None
-    above: float | None = None
-    maximum: float | None = None
-    below: float | None = None
+    minimum: float
+    maximum: float
+    excluded: float | None = None
 
     def contain(self, number: float) -> bool:
         """Whether a number is in the range."""
-        return (
-            (self.minimum is None or number >= self.minimum)
-            and (self.above is None or number > self.above)
-            and (self.maximum is None or number <= self.maximum)
-            and (self.below is None or number < self.below)
-        )
+        return self.minimum <= number <= self.maximum and number != self.excluded
 
     def __str__(self) -> str:
-        words = zip(("at least", "above", "at most", "below"), self, strict=True)
-        return " and ".join(
-            f"{word} {'9.2e18' if limit == MAX_INTEGER else f'{limit:g}'}"
-            for word, limit in words
-            if limit is not None
-        )
-
-
-def between(minimum: float, maximum: float) -> Limits:
-    """Return the limits of a range with both ends."""
-    return Limits(minimum=minimum, maximum=maximum)
+        low = "above" if self.minimum == self.excluded else "at least"
+        high = "below" if self.maximum == self.excluded else "at most"
+        most = "9.2e18" if self.maximum == MAX_INTEGER else f"{self.maximum:g}"
+        return f"{low} {self.minimum:g} and {high} {most}"
 
 
 MIN_REAL, MAX_REAL = 1e-100, 1e100  # products and squares of two such numbers are finite
 MAX_SECONDS = 1e9  # 30 years; operating systems limit waits to little more
-COUNT, FROM_ZERO = between(1, MAX_INTEGER), between(0, MAX_INTEGER)
-POSITIVE, NOT_NEGATIVE = between(MIN_REAL, MAX_REAL), between(0, MAX_REAL)
-SHARE = Limits(above=0, maximum=1)
-SECONDS, WAIT = between(0, MAX_SECONDS), Limits(above=0, maximum=MAX_SECONDS)
+COUNT, FROM_ZERO = Limits(1, MAX_INTEGER), Limits(0, MAX_INTEGER)
+POSITIVE, NOT_NEGATIVE = Limits(MIN_REAL, MAX_REAL), Limits(0, MAX_REAL)
+SHARE = Limits(0, 1, excluded=0)
+SECONDS, WAIT = Limits(0, MAX_SECONDS), Limits(0, MAX_SECONDS, excluded=0)
 
 
 def setting(
@@ -77,22 +66,20 @@ def setting(
     help: str,
     limits: Limits | None = None,
     *,
-    name: str = "",
     choices: Collection[str] = (),
-    words: Collection[str] = (),
+    words: tuple[str, ...] = (),
     why: str = "",
-    needs: Collection[Need] = (),
+    needs: tuple[Need, ...] = (),
 ) -> Any:
     """Declare a setting as a dataclass field.
 
-    ``"auto"`` or ``"none"`` is valid besides numbers if it is the default, and so are ``words``.
-    ``name`` is the name that users write, if it differs from the field's (``lambda``). ``choices``,
-    a collection that may grow, has the valid names. ``why`` is the reason for the limits, for
+    A default such as ``"auto"`` is valid besides numbers, and so are ``words``. ``choices``, a
+    collection that may grow, has the valid names. ``why`` is the reason for the limits, for
     messages. Without one of ``needs``, the setting has no effect.
     """
     metadata = {
-        "help": help, "limits": limits, "name": name, "names": choices, "words": words,
-        "why": why, "needs": needs,
+        "help": help, "limits": limits, "choices": choices, "words": words, "why": why,
+        "needs": needs,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -101,78 +88,76 @@ def setting(
 class Entry:
     """One declared setting.
 
-    ``path`` has its keys in Hydra's configuration, ``("environment", "sigma")``. ``field``, the
-    name of the dataclass field, differs from the last key for ``lambda_``. ``kind`` is bool, int,
-    float or str. The other attributes are those of :func:`setting`.
+    ``attribute`` is Python's spelling: ``environment.sigma``, and ``lambda_``. ``kind`` is bool,
+    int, float or str. The other attributes are those of :func:`setting`.
     """
 
-    path: tuple[str, ...]
-    field: str
+    attribute: str
     default: Any
     kind: type
     help: str
     limits: Limits
-    names: Collection[str]
-    words: Collection[str]
+    choices: Collection[str]
+    words: tuple[str, ...]
     why: str
-    needs: Collection[Need]
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The valid names now; empty for numbers and texts."""
-        return tuple(self.names)
+    needs: tuple[Need, ...]
 
     @property
     def dotted(self) -> str:
-        """Hydra's spelling: ``environment.sigma``."""
-        return ".".join(self.path)
-
-    @property
-    def attribute(self) -> str:
-        """Python's spelling: ``environment.sigma``, and ``lambda_``."""
-        return ".".join((*self.path[:-1], self.field))
-
-    @property
-    def kebab(self) -> str:
-        """Flower's spelling: ``environment-sigma``, and ``environment`` for a group's name."""
-        path = self.path[:-1] if self.path[-1] == "name" else self.path
-        return "-".join(path).replace("_", "-")
+        """Hydra's spelling: ``environment.sigma``, and ``lambda``."""
+        return self.attribute.rstrip("_")
 
     @property
     def keyword(self) -> str:
-        """Spelling of keyword arguments: Flower's in snake_case, and ``lambda_``."""
-        name = self.kebab.replace("-", "_")
-        return f"{name}_" if iskeyword(name) else name
+        """Spelling of keyword arguments: ``environment_sigma``, and the name of a group alone."""
+        return self.attribute.removesuffix(".name").replace(".", "_")
+
+    @property
+    def kebab(self) -> str:
+        """Flower's spelling: ``environment-sigma``."""
+        return self.keyword.rstrip("_").replace("_", "-")
+
+    @functools.cached_property
+    def path(self) -> tuple[str, ...]:
+        """The keys in Hydra's configuration."""
+        return tuple(self.dotted.split("."))
+
+    @functools.cached_property
+    def group(self) -> str:
+        """The name of the group's field; empty for a setting without a group."""
+        return self.attribute.rpartition(".")[0]
+
+    @functools.cached_property
+    def field(self) -> str:
+        """The name of the dataclass field."""
+        return self.attribute.rpartition(".")[2]
 
     def value(self, settings: Any) -> Any:
         """Return this setting's value."""
-        return functools.reduce(getattr, (*self.path[:-1], self.field), settings)
+        return operator.attrgetter(self.attribute)(settings)
 
     def check(self, value: Any, key: str, source: str) -> Any:
         """Return a value in the declared type; ``key`` and ``source`` are for the error."""
-        checked, valid = self._convert(value)
-        if valid:
-            why = f" ({self.why})" if self.why else ""
-            raise SettingsError(f"{key}={shown(checked)} (from {source}): must be {valid}{why}")
-        return checked
-
-    def _convert(self, value: Any) -> tuple[Any, str]:
-        """Return the value in the declared type, and which values are valid if it is not."""
+        valid = _VALID[self.kind]
         if self.choices:
             name = value.replace("-", "_").lower() if isinstance(value, str) else ""
             if name in self.choices:
-                return str(name), ""
-            return value, f"one of {', '.join(self.choices)}{suggestion(name, self.choices)}"
-        if self.kind in (bool, str):
-            is_valid = isinstance(value, self.kind)
-            return (self.kind(value), "") if is_valid else (value, _VALID[self.kind])
-        words = [self.default, *self.words] if isinstance(self.default, str) else []
-        if isinstance(value, str) and value in words:
-            return str(value), ""
-        if not _is_finite(value) or (self.kind is int and value != int(value)):
-            return value, " or ".join([f"{_VALID[self.kind]}, {self.limits}", *words])
-        number = self.kind(value)
-        return number, "" if self.limits.contain(number) else str(self.limits)
+                return str(name)
+            valid = f"one of {', '.join(self.choices)}{suggestion(name, self.choices)}"
+        elif self.kind in (bool, str):
+            if isinstance(value, self.kind):
+                return self.kind(value)
+        elif isinstance(value, str) and value in (self.default, *self.words):
+            return str(value)
+        elif _is_finite(value) and (self.kind is float or value == int(value)):
+            value, valid = self.kind(value), str(self.limits)
+            if self.limits.contain(value):
+                return value
+        else:
+            words = [self.default, *self.words] if isinstance(self.default, str) else []
+            valid = " or ".join([f"{valid}, {self.limits}", *words])
+        why = f" ({self.why})" if self.why else ""
+        raise SettingsError(f"{key}={shown(value)} (from {source}): must be {valid}{why}")
 
 
 class Checked:
@@ -180,12 +165,14 @@ class Checked:
 
     GROUP: ClassVar[str] = ""
     """Key of the group in the Hydra configuration; empty for the root."""
+    NEEDS: ClassVar[tuple[Need, ...]] = ()
+    """What all settings of the group need."""
 
     def __post_init__(self) -> None:
         source, spelling = ORIGIN.get()
         kind: type = type(self)
         for entry in entries_of(kind):
-            value = getattr(self, entry.field)
+            value = getattr(self, entry.field) if entry.group == self.GROUP else entry.default
             if value is not entry.default:
                 checked = entry.check(value, getattr(entry, spelling), source)
                 object.__setattr__(self, entry.field, checked)
@@ -193,16 +180,17 @@ class Checked:
 
 @functools.cache
 def entries_of(cls: Any) -> tuple[Entry, ...]:
-    """Return the settings that a dataclass declares, without those of its groups."""
-    hints, entries = get_type_hints(cls), []
+    """Return the settings that a dataclass and its groups declare, in the order of declaration."""
+    hints, entries = get_type_hints(cls), list[Entry]()
     for item in dataclasses.fields(cls):
-        if item.metadata:
-            metadata = dict(item.metadata)
-            name = metadata.pop("name") or item.name
-            hint = hints[item.name]
+        hint = hints[item.name]
+        if not item.metadata:
+            entries += entries_of(hint)
+        else:
             kind = hint if isinstance(hint, type) else hint.__args__[0]  # `float | str` for auto
-            path = (cls.GROUP, name) if cls.GROUP else (name,)
-            entries.append(Entry(path, item.name, item.default, kind, **metadata))
+            attribute = f"{cls.GROUP}.{item.name}".lstrip(".")
+            facts = {**item.metadata, "needs": (*cls.NEEDS, *item.metadata["needs"])}
+            entries.append(Entry(attribute, item.default, kind, **facts))
     return tuple(entries)
 
 

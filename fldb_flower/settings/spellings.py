@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike, fspath
-from typing import Any, NoReturn
+from typing import Any
 
 from fldb_flower.errors import SettingsError, one_line
 from fldb_flower.settings.declaration import Settings
@@ -24,26 +24,19 @@ _FLOWER_ONLY = ("output_dir", "mode", "devices")
 _HYDRA_ONLY = ("engine", "dropout")
 
 
-@functools.cache
 def entries() -> tuple[Entry, ...]:
-    """Return every declared setting, groups flattened, in the order of declaration."""
-    groups = groups_of(Settings)
-    own = {entry.field: entry for entry in entries_of(Settings)}
-    return tuple(
-        entry
-        for name in Settings.__dataclass_fields__
-        for entry in (entries_of(groups[name]) if name in groups else (own[name],))
-    )
+    """Return every declared setting, those of groups too, in the order of declaration."""
+    return entries_of(Settings)
 
 
-def flower_entries() -> Iterator[Entry]:
-    """Yield the settings of Flower's run config."""
-    return (entry for entry in entries() if entry.path[0] not in _HYDRA_ONLY)
+def flower_entries() -> list[Entry]:
+    """Return the settings of Flower's run config."""
+    return [entry for entry in entries() if entry.path[0] not in _HYDRA_ONLY]
 
 
-def hydra_entries() -> Iterator[Entry]:
-    """Yield the settings of the Hydra configuration (``hydra.run.dir`` sets the output)."""
-    return (entry for entry in entries() if entry.path[0] not in _FLOWER_ONLY)
+def hydra_entries() -> list[Entry]:
+    """Return the settings of the Hydra configuration (``hydra.run.dir`` sets the output)."""
+    return [entry for entry in entries() if entry.path[0] not in _FLOWER_ONLY]
 
 
 @functools.cache
@@ -58,10 +51,9 @@ def check_value(name: str, value: Any) -> Any:
     return entry.check(value, entry.path[-1], "Python")
 
 
-@functools.cache
 def default_of(name: str) -> Any:
     """Return the default of a setting by its dotted name."""
-    return next(entry.default for entry in entries() if entry.dotted == name)
+    return _spelled("dotted")[name].default
 
 
 # --- building settings -----------------------------------------------------------------------
@@ -72,7 +64,7 @@ def from_flat(values: Mapping[str, Any], source: str) -> Settings:
 
     Missing settings keep their default. ``source`` is for error messages.
     """
-    return _build("kebab", values, source)
+    return _build(values, source, "kebab")
 
 
 def from_nested(values: Mapping[str, Any], source: str) -> Settings:
@@ -85,45 +77,41 @@ def from_nested(values: Mapping[str, Any], source: str) -> Settings:
         if isinstance(value, str) and key in known and known[key].kind is not str:
             with contextlib.suppress(ValueError):
                 dotted[key] = json.loads(value.lower())
-    return _build("dotted", dotted, source)
+    return _build(dotted, source, "dotted")
 
 
 def from_keywords(values: Mapping[str, Any], source: str) -> Settings:
     """Build settings from keywords, see :func:`keyword_entry`; a path may be a Path."""
-    dotted = {
-        keyword_entry(key, source).dotted: fspath(value) if isinstance(value, PathLike) else value
+    texts = {
+        keyword_entry(key, source).keyword: fspath(value) if isinstance(value, PathLike) else value
         for key, value in values.items()
     }
-    return _build("dotted", dotted, source, shown="keyword")
+    return _build(texts, source, "keyword")
 
 
 def keyword_entry(key: str, source: str) -> Entry:
     """Return the setting of a keyword, ``environment_sigma``, or of ``environment.sigma``."""
-    known = _spelled("keyword")
-    return known.get(key) or _spelled("dotted").get(key) or _unknown(key, source, known)
+    return _spelled("dotted").get(key) or _entry("keyword", key, source)
 
 
-def _build(
-    spelling: Spelling, values: Mapping[str, Any], source: str, shown: Spelling | None = None
-) -> Settings:
-    """Build settings; ``shown`` is the spelling of names in error messages."""
-    known = _spelled(spelling)
+def _entry(spelling: Spelling, key: str, source: str) -> Entry:
+    if found := _spelled(spelling).get(key):
+        return found
+    hint = suggestion(key, tuple(_spelled(spelling))) or "; `fldb run --help` lists the settings"
+    raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
+
+
+def _build(values: Mapping[str, Any], source: str, spelling: Spelling) -> Settings:
     given: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
-        entry = known.get(key) or _unknown(key, source, known)
-        group = entry.path[0] if len(entry.path) > 1 else ""
-        given.setdefault(group, {})[entry.field] = value
-    token = ORIGIN.set((source, shown or spelling))
+        entry = _entry(spelling, key, source)
+        given.setdefault(entry.group, {})[entry.field] = value
+    token = ORIGIN.set((source, spelling))
     try:
         groups = {name: kind(**given.get(name, {})) for name, kind in groups_of(Settings).items()}
         return Settings(**given.get("", {}), **groups)
     finally:
         ORIGIN.reset(token)
-
-
-def _unknown(key: str, source: str, known: Collection[str]) -> NoReturn:
-    hint = suggestion(key, tuple(known)) or "; `fldb run --help` lists the settings"
-    raise SettingsError(f"{one_line(key)} (from {source}): there is no such setting{hint}")
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -149,20 +137,19 @@ def to_dotted(settings: Settings) -> dict[str, Any]:
 
 def to_nested(settings: Settings) -> dict[str, Any]:
     """Return the settings as nested keys for :func:`from_nested` and ``config.yaml``."""
-    return _nested({entry.path: entry.value(settings) for entry in hydra_entries()})
+    return _nested(to_dotted(settings))
 
 
 def defaults_nested() -> dict[str, Any]:
     """Return all defaults as nested keys."""
-    return _nested({entry.path: entry.default for entry in hydra_entries()})
+    return _nested({entry.dotted: entry.default for entry in hydra_entries()})
 
 
-def _nested(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
-    for (*groups, name), value in values.items():
-        functools.reduce(lambda node, group: node.setdefault(group, {}), groups, nested)[name] = (
-            value
-        )
+    for dotted, value in values.items():
+        group, _, key = dotted.rpartition(".")
+        (nested.setdefault(group, {}) if group else nested)[key] = value
     return nested
 
 
@@ -190,11 +177,13 @@ def without_effect(chosen: Iterable[Settings]) -> str:
     found: dict[str, tuple[set[Any], dict[str, None]]] = {}  # values and reasons, by name
     for settings in chosen:
         given = {entry.dotted: entry.value(settings) for entry in entries()}
-        for name, reason in unused(given).items():
-            if (value := given[name]) != default_of(name):
+        reasons_of = unused(given)
+        for entry in entries():
+            name, value = entry.dotted, given[entry.dotted]
+            if name in reasons_of and value != entry.default:
                 values, reasons = found.setdefault(name.removesuffix(".name"), (set(), {}))
                 values.add(value)
-                reasons[reason] = None
+                reasons[reasons_of[name]] = None
     groups: dict[str, list[str]] = {}
     for name, (values, reasons) in found.items():
         shown = f"{name}={next(iter(values))!r}" if len(values) == 1 else name

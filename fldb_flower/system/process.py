@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import os
 import re
 import sys
@@ -101,14 +100,3 @@ def size_text(count: int) -> str:
     """Return a number of bytes as text, in a suitable unit."""
     power = min((len(str(count)) - 1) // 3, len(_UNITS) - 1)
     return f"{count / 10 ** (3 * power):.3g} {_UNITS[power]}"
-
-
-def hide_tracebacks() -> None:
-    """Print uncaught exceptions without a stack trace, for errors that the user can fix."""
-    sys.tracebacklimit = 0
-
-
-def identify_task(run_id: int, node_id: int) -> None:
-    """Set Flower's identity of this process, which names who sends messages."""
-    identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
-    identity.run_id, identity.task_id, identity.node_id = run_id, 0, node_id

@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import threading
+from importlib.util import find_spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ def begin() -> None:
 
 def require(what: str, extra: str, *modules: str) -> None:
     """Exit with one line if modules of an extra are not installed."""
-    from importlib.util import find_spec  # noqa: PLC0415 - after the signal handlers
-
-    from fldb_flower.errors import extra_missing  # noqa: PLC0415
+    from fldb_flower.errors import extra_missing  # noqa: PLC0415 - after the signal handlers
 
     if any(find_spec(module) is None for module in modules):
         sys.exit(f"error: {extra_missing(what, extra)}")
@@ -64,8 +63,6 @@ def require(what: str, extra: str, *modules: str) -> None:
 
 def shadowed(name: str) -> str | None:
     """Return an error if another module shadows a package of this project, else None."""
-    from importlib.util import find_spec  # noqa: PLC0415 - after the signal handlers
-
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # noqa: PTH120
     ours = os.path.join(root, name, "__init__.py")  # noqa: PTH118
     spec = find_spec(name)

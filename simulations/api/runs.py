@@ -43,8 +43,7 @@ from simulations.saved_runs import (
     find_runs,
     parse_file,
     parse_table,
-    read_participation,
-    read_predictions,
+    read_optional,
     read_run,
     varying,
 )
@@ -236,8 +235,8 @@ def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
         if isinstance(run, Unfinished):
             raise DataError(f"{run.path}: {run.reason}")
         try:
-            read_predictions(run)
-            read_participation(run)
+            for name in (PREDICTION, PARTICIPATION):
+                read_optional(run, name)
             if (folder / MODEL).exists():
                 parse_file(folder / MODEL, _theta)
         except DataError as error:

@@ -131,7 +131,8 @@ def _run_all(
     for line in cautions(*found.settings):
         warnings.warn(line, stacklevel=3)
     folder = None if directory is None else _prepared(checked_path(directory, "directory"))
-    runs = {} if folder is None else find_finished(folder, found.jobs)
+    finished = {} if folder is None else find_finished(folder)
+    runs = {key: finished[key] for key in found.jobs if key in finished}
     paths = {} if folder is None else folders_of(found.jobs, folder)
     todo = {key: job for key, job in found.jobs.items() if key not in runs}
     bar = shown("", len(found.jobs), "run", initial=len(runs), keep=True)

@@ -1,9 +1,8 @@
 """Real Flower messages without Ray: the strategy and the ClientApps in one process.
 
 Flower has no public API for three things that a Grid needs. They are used here only: ``Run`` in
-the signatures of the abstract Grid, the sender of a message
-(:func:`fldb_flower.system.process.identify_task`), and the private attribute of the metadata that
-holds a message's id, which Flower's own grids set too.
+the signatures of the abstract Grid, the sender of a message (``TaskIdentity``), and the private
+attribute of the metadata that holds a message's id, which Flower's own grids set too.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.logger import update_console_handler
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 
 from clients.simulated import LocalContext
 from fldb_flower import client_app, server_app
@@ -29,7 +29,6 @@ from fldb_flower.federation.blocks import require_agents
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings, to_flat
-from fldb_flower.system.process import identify_task
 
 SERVER_NODE = 1
 _FIRST_NODE = 1001
@@ -73,7 +72,8 @@ class InProcessGrid(Grid):
         self, num_nodes: int, run_config: dict[str, Any], context_type: type[Context] = Context
     ) -> None:
         self._run = Run.create_empty(next(_RUN_IDS))
-        identify_task(self._run.run_id, SERVER_NODE)
+        TaskIdentity.run_id, TaskIdentity.task_id = self._run.run_id, 0
+        TaskIdentity.node_id = SERVER_NODE
         self.contexts = {
             _FIRST_NODE + partition: context_type(
                 run_id=self._run.run_id,

@@ -186,7 +186,7 @@ class RayWorkers:
         replies: dict[int, Any] = {}
         for _ in range(ATTEMPTS):
             missing = [at for at in range(len(sent)) if at not in replies]
-            calls = {at: self._actors[at].call.remote(method, sent[at]) for at in missing}
+            calls = {at: self._actors[at].reply.remote(method, sent[at]) for at in missing}
             lost: dict[int, Exception] = {}
             for at, call in calls.items():
                 try:
@@ -216,7 +216,7 @@ class RayWorkers:
         actor = self._actors[at] = self._actor(self._shards[at], num_cpus=0, memory=1)
         calls = [("restore", self._saved[at])] if self._saved else []
         calls += [("answer", request) for request in self._since]
-        self._replayed[at] = [actor.call.remote(*call) for call in calls]
+        self._replayed[at] = [actor.reply.remote(*call) for call in calls]
 
     def _free_cpus(self, wanted: int) -> int:
         """Return the number of free CPUs; wait for those that an earlier run has just released."""

@@ -12,10 +12,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -110,27 +111,15 @@ def _shards(settings: Settings) -> Iterator[range]:
         yield range(part[0].start, part[-1].stop)
 
 
-class Workers(Protocol):
-    """What plays the shards."""
-
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of the :class:`AgentGroup` of each shard; return what each returned.
-
-        ``arguments`` are those for each shard, or one tuple for all.
-        """
-
-    def close(self) -> None:
-        """End the processes."""
-
-
-def _workers(settings: Settings, shards: list[range]) -> Workers:
+def _workers(settings: Settings, shards: list[range]) -> Any:
+    """Return what plays the shards, with the methods of :class:`Worker`."""
     if settings.engine.workers == RAY:
         from simulations.engines.ray_workers import RayWorkers  # noqa: PLC0415 - imports Ray
 
         return RayWorkers(settings, shards)
     require_agents(settings, settings.num_agents, may_repeat=False)
     count = min(_processes(settings), len(shards))
-    return Groups(settings, shards) if count < 2 else Processes(settings, shards, count)
+    return Worker(settings, shards) if count < 2 else Processes(settings, shards, count)
 
 
 def _processes(settings: Settings) -> int:
@@ -142,36 +131,32 @@ def _processes(settings: Settings) -> int:
     return processors() if workers == AUTO else int(workers)
 
 
-class Groups:
-    """Shards that are played in the process that calls."""
+class Worker:
+    """Plays some of the shards, in the process of its first call, which makes their agents."""
 
     def __init__(self, settings: Settings, shards: Sequence[range]) -> None:
-        self.groups = [AgentGroup(settings, shard) for shard in shards]
+        self._settings, self._shards = settings, shards
+
+    @cached_property
+    def groups(self) -> list[AgentGroup]:
+        """The agents of each shard."""
+        return [AgentGroup(self._settings, shard) for shard in self._shards]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of each group; return what each returned."""
+        """Call a method of the :class:`AgentGroup` of each shard; return what each returned.
+
+        ``arguments`` are those for each shard, or one tuple for all.
+        """
         several = arguments if len(arguments) > 1 else [*arguments] * len(self.groups)
         return [
             getattr(group, method)(*its_arguments)
             for group, its_arguments in zip(self.groups, several, strict=True)
         ]
 
-    def close(self) -> None:
-        """Do nothing: there is no other process."""
-
-
-class Worker:
-    """Some of the shards in another process, which makes them in its first call."""
-
-    def __init__(self, settings: Settings, shards: Sequence[range]) -> None:
-        self._settings, self._shards = settings, shards
-        self._groups: Groups | None = None
-
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Any:
-        """Return what :meth:`Groups.call` returns, or the exception that it raises."""
+    def reply(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Any:
+        """Return what :meth:`call` returns, or the exception that it raises."""
         try:
-            self._groups = self._groups or Groups(self._settings, self._shards)
-            return self._groups.call(method, arguments)
+            return self.call(method, arguments)
         except Exception as error:
             sent = error
             try:
@@ -180,6 +165,9 @@ class Worker:
                 sent = FederationError(one_line(f"{type(error).__name__}: {error}"))
             sent.add_note(traceback.format_exc())
             return sent
+
+    def close(self) -> None:
+        """Do nothing: there is no other process."""
 
 
 def split(items: Sequence[Any], count: int) -> list[Sequence[Any]]:
@@ -280,7 +268,7 @@ def _work(pipe: Connection, worker: Worker) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            pipe.send(worker.call(*pipe.recv()))
+            pipe.send(worker.reply(*pipe.recv()))
 
 
 def _end_with_parent() -> None:

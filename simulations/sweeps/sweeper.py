@@ -162,7 +162,7 @@ class GridSweeper(Sweeper):
     def _reusable(self, jobs: Mapping[str, Job]) -> dict[str, Run]:
         """Return the results in the folder of the sweep; refuse them if ``resume`` is not set."""
         if any(job.settings.resume for job in jobs.values()):
-            return find_finished(self._folder, jobs)
+            return find_finished(self._folder)
         kept = (SUMMARY, REGRET, CHECKPOINT)
         started = sum(any((self.folders[key] / name).exists() for name in kept) for key in jobs)
         if started:

@@ -25,10 +25,8 @@ from fldb_flower.system.progress import progress
 from simulations.saved_runs import (
     NUMBERS,
     Run,
-    group_by_seed,
-    one_per_seed,
+    by_configuration,
     predictions,
-    relevant,
     varying,
 )
 
@@ -88,10 +86,9 @@ def table(runs: Sequence[Run], keys: Sequence[str], folder: Path | None) -> pd.D
 
 def _settings(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
     """Return settings of runs; integers remain integers if some runs do not use them."""
-    used = [relevant(run.settings) for run in runs]
     columns = {}
     for key in keys:
-        values = [each.get(key) for each in used]
+        values = [run.used.get(key) for run in runs]
         kinds = {type(value) for value in values if value is not None}
         columns[key] = pd.Series(
             values, dtype="Int64" if kinds == {int} and None in values else None
@@ -105,18 +102,19 @@ def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame
     The standard error is that of the mean, ``deviation / sqrt(seeds)``; it is NaN for one seed. Log
     loss and accuracy, if some of the runs predicted answers, are means as well.
     """
-    groups = [one_per_seed(group) for group in group_by_seed(runs)]
-    rows = []
-    for group in groups:
-        final = pd.Series([run.summary["final_regret"] for run in group], dtype=float)
-        numbers = {"mean": final.mean(), "std. error": final.sem(), "median": final.median()}
-        for name in predictions(runs):
-            values = [run.summary.get(name) for run in group]
-            numbers[name] = pd.Series(values, dtype=float).mean()
-        rows.append({**numbers, "seeds": len(group)})
+    groups, names = by_configuration(runs), predictions(runs)
+    places = np.repeat(range(len(groups)), [len(group) for group in groups])
+    rows = pd.DataFrame([run.summary for group in groups for run in group])
+    by_group = rows[["final_regret", *names]].astype(float).groupby(places)
+    final = by_group["final_regret"]
+    numbers = pd.DataFrame(
+        {"mean": final.mean(), "std. error": final.sem(), "median": final.median()}
+    )
+    for name in names:
+        numbers[name] = by_group[name].mean()
     keys = [key for key in _columns(runs, swept) if key != "seed"]
     settings = _settings([group[0] for group in groups], keys)
-    return pd.concat([settings, pd.DataFrame(rows)], axis=1)
+    return pd.concat([settings, numbers.assign(seeds=final.size())], axis=1)
 
 
 def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
@@ -131,10 +129,7 @@ def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
 
 def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
     """Return one row per iteration of each job: swept settings and cumulative regret."""
-    parts = []
-    for run in runs:
-        used = relevant(run.settings)
-        parts.append(run.curve.assign(**{key: used.get(key) for key in keys}))
+    parts = [run.curve.assign(**{key: run.used.get(key) for key in keys}) for run in runs]
     columns = [*keys, "iteration", "cumulative_regret"]
     return pd.concat(parts, ignore_index=True)[columns]
 
@@ -143,8 +138,8 @@ def picture(runs: Sequence[Run], path: Path) -> None:
     """Plot mean and standard error over the seeds, with a curve per configuration."""
     shown = mean_curves(runs)
     labelled = shown if len(shown) <= _MAX_LABELS else []
-    used = relevant(runs[0].settings)
-    title = title_of({key: value for key, value in used.items() if key not in varying(runs)})
+    differing = varying(runs)
+    common = {key: value for key, value in runs[0].used.items() if key not in differing}
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -154,7 +149,7 @@ def picture(runs: Sequence[Run], path: Path) -> None:
             label(axes, lines)
         more = "" if labelled else f", {len(shown)} configurations: see {TABLE}"
         seeds = [len(np.atleast_2d(curve.values)) for curve in shown]
-        axes.set_title(f"{wrap(title, 90)}\n{errors_text(seeds)}{more}")
+        axes.set_title(f"{wrap(title_of(common), 90)}\n{errors_text(seeds)}{more}")
 
     lines = sum(1 + each.label.count("\n") for each in labelled)
     save_figure(path, draw, width="page", height=max(3.2, 0.8 + _LABEL_HEIGHT * lines))
@@ -164,8 +159,8 @@ def mean_curves(runs: Sequence[Run]) -> list[Curve]:
     """Return a curve per configuration, labelled with the settings that differ and that it uses."""
     differing = [key for key in varying(runs) if key != "seed"]
     found = []
-    for group in map(one_per_seed, group_by_seed(runs)):
-        used = relevant(group[0].settings)
+    for group in by_configuration(runs):
+        used = group[0].used
         text = settings_text({key: used[key] for key in differing if key in used})
         values = np.array([run.curve.cumulative_regret for run in group])
         found.append(Curve(str(used["algorithm"]), values, wrap(text, _MAX_LETTERS)))

@@ -78,9 +78,8 @@ def extremes(entry: Entry) -> tuple[list[float | int | str], list[float | int | 
     """
     limits = entry.limits
     values = [*EXTREMES, *(-value for value in EXTREMES), math.nan, 10**30]
-    for limit in limits:
-        if limit is not None:
-            values += [limit, math.nextafter(limit, -math.inf), math.nextafter(limit, math.inf)]
+    for limit in (limits.minimum, limits.maximum):
+        values += [limit, math.nextafter(limit, -math.inf), math.nextafter(limit, math.inf)]
     slow = ACCEPTED_UP_TO.get(entry.dotted, math.inf)
     accepted = [value for value in values if accepts(entry, value)]
     refused = [value for value in values if not accepts(entry, value)]
@@ -102,7 +101,7 @@ def cases(draw, engine):
     )
     values = {"engine.name": engine}
     for entry in draw(some(names, 0, 4)):
-        values[entry.dotted] = draw(st.sampled_from(entry.choices))
+        values[entry.dotted] = draw(st.sampled_from([*entry.choices]))
     for entry in draw(some(reals, 1, 4)):
         values[entry.dotted] = draw(st.sampled_from(extremes(entry)[0]))
     if "gd_step_size" in values:

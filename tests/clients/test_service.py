@@ -250,16 +250,6 @@ def test_the_next_duel_is_the_oldest_that_a_page_can_show(client, path):
     assert shown["first"] == arm_of(None, image="https://a.example/x.png")
 
 
-def test_contents_that_were_stored_unchecked_are_not_shown_as_json(client, path):
-    """Earlier versions stored any JSON value."""
-    with DuelStore(path) as other:
-        contents = ["plain", {"text": 5, "more": []}]
-        other.propose(np.ones(2), 0.5, keys=("a", "b"), contents=contents, expire_after=60)
-    shown = client.get("/duels/next").json()
-    assert shown["first"] == arm_of("a", "plain")
-    assert shown["second"] == arm_of("b")  # the page shows the key
-
-
 # ---- Undo and skip
 
 

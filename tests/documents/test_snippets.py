@@ -92,7 +92,7 @@ class Shell:
                 ROOT / name, folder / "work" / name, ignore=shutil.ignore_patterns("__pycache__")
             )
         for name, old, new in (
-            ("fldb_flower/settings/checks.py", '"horizon": 500', f'"horizon": {HORIZON}'),
+            ("fldb_flower/settings/rules.py", '"horizon": 500', f'"horizon": {HORIZON}'),
         ):
             path = folder / "work" / name
             text = path.read_text()

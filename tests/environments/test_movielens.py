@@ -273,13 +273,6 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
         environment("~nobody-of-that-name/u.data")
 
 
-def test_a_user_and_item_that_occur_twice_in_a_file(tmp_path):
-    """The last rating counts, wherever the lines are."""
-    table = [*SMALL[:50], *((u, i, 6 - r) for u, i, r in SMALL), *SMALL[50:]]
-    (tmp_path / "u.data").write_text(text_of(table, "u.data"))
-    np.testing.assert_array_equal(environment(tmp_path).feedback, expected_likes(table, 200)[20:])
-
-
 def test_data_are_cached_until_the_file_changes(tmp_path, ratings):
     file = tmp_path / "u.data"
     file.write_text(text_of(SMALL, "u.data"))
@@ -492,28 +485,19 @@ def test_not_a_file_or_folder():
 
 NOT_RATINGS = [
     (b"", "contains no ratings"),
-    (b"\xef\xbb\xbf", "contains no ratings"),
-    (b"\n \n", "contains no ratings"),
     (b"userId,movieId,rating,timestamp\n", "contains no ratings"),
     (b"\x89PNG\r\n\x1a\n\0\0\0", "line 1 has 1 instead of 4 fields: '�PNG'"),
     (b"\x00\xff" * 5000, "line 1 has 1 instead of 4 fields: '\\x00�\\x00"),
-    (b"\x00\t\xff\n" * 5000, "line 1 has 2 instead of 4 fields: '\\x00\\t�'"),
     ("1\t2\t3\t4\n".encode("utf-16"), "line 1 has user '��1\\x00'"),
-    (b"movieId,userId,rating\n1,2,3\n", "line 1 has user 'movieId'"),
     (b"userId,rating,movieId\n1,2,3\n", "line 1 has user 'userId'"),
     (b"userId,movieId,rating,timestamp\n1,2,3,4,5\n", "line 2 has 5 instead of 4 fields: '1,"),
     (b"196", "line 1 has 1 instead of 4 fields: '196'"),
-    (b"1,2\n", "line 1 has 2 instead of 4 fields: '1,2'"),
     (b"1,2,3,4,5\n" * 2, "line 1 has 5 instead of 4 fields: '1,2,3,4,5'"),
     (b"1,2,3\n1,2,3,4\n", "line 2 has 4 instead of 3 fields: '1,2,3,4'"),
     (b"1::2:5:3::4\n1::2::3::4\n", "line 1 has item '2:5:3'"),
-    (b"1::2::3::4\n1:9:2::3::4\n", "line 2 has 3 instead of 4 fields: '1:9:2::3::4'"),
     (b"1\t2\t3\t4\n1\t2\t" + b"3" * 300_000, "line 2 has 3 instead of 4 fields: '1\\t2\\t333"),
-    (b"1\t2\t3\t4\n\n1\t2\t" + b"3" * 300_000 + b"\t4\n", "line 3 has 3 instead of 4 fields"),
     (b'1\t2\t3\t4\n1\t"2\t3\t4\n' + b"1\t2\t3\t4\n" * 99_999, "line 2 has item '\"2'"),
     (b"1,2,3,4\n1e400,2,3,4\n", "line 2 has user '1e400'"),
-    (b"1,2,3,4\n1,2,3,1e400\n", "line 2 has timestamp '1e400'"),
-    (b"1,2,3,4\n1_0,2,3,4\n", "line 2 has user '1_0'"),
     (b"1,2,3,4\n\xd9\xa3,2,3,4\n", "line 2 has user '٣'"),
 ]
 
@@ -528,19 +512,12 @@ def test_not_ratings_at_all(tmp_path):
 BAD_LINES = {
     "too short": (["196", "242", "3"], "3 instead of 4 fields"),
     "too long": (["196", "242", "3", "881250949", "0"], "5 instead of 4 fields"),
-    "two fields": (["196", "24"], "2 instead of 4 fields"),
     "user": (["x", "242", "3", "881250949"], "user 'x'"),
     "fractional user": (["1.5", "242", "3", "881250949"], "user '1.5'"),
-    "empty user": (["", "242", "3", "881250949"], "user ''"),
-    "negative item": (["196", "-242", "3", "881250949"], "item '-242'"),
     "huge item": (["196", "9" * 30, "3", "881250949"], "item '999"),
-    "large item": (["196", "9" * 12, "3", "881250949"], "item '999"),
     "rating": (["196", "242", "good", "881250949"], "rating 'good'"),
-    "no rating": (["196", "242", "", "881250949"], "rating ''"),
     "rating nan": (["196", "242", "nan", "881250949"], "rating 'nan'"),
-    "rating inf": (["196", "242", "inf", "881250949"], "rating 'inf'"),
     "rating 5.5": (["196", "242", "5.5", "881250949"], "rating '5.5'"),
-    "rating -1": (["196", "242", "-1", "881250949"], "rating '-1'"),
     "timestamp": (["196", "242", "3", "today"], "timestamp 'today'"),
     "no text": (["196", "242", "\xff", "881250949"], "rating '�'"),
     "zero bytes": (["196", "\0" * 20], "2 instead of 4 fields"),

@@ -20,7 +20,6 @@ from fldb_flower.federation.history import Counts, History
 from fldb_flower.privacy import accounting
 from fldb_flower.privacy.discrete import require_sampler
 from fldb_flower.privacy.mechanism import GaussianMechanism, noise_of, simulated, with_noise
-from fldb_flower.privacy.plan import ReleasePlan, openings_of
 from fldb_flower.privacy.usefulness import cautions
 from fldb_flower.runs import experiment
 from fldb_flower.settings import from_flat, from_nested
@@ -63,8 +62,8 @@ def delta_of(multiplier, epsilon):
 
 
 @pytest.mark.parametrize("releases", [1, 17, 500])
-@pytest.mark.parametrize("epsilon", [0.01, 1.0, 3.0, 8.0, 100.0])
-@pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-3])
+@pytest.mark.parametrize("epsilon", [0.01, 3.0, 100.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-3])
 def test_multipliers_are_those_of_the_analytic_gaussian_mechanism(epsilon, delta, releases):
     """k releases lose as much privacy as one with the multiplier z / sqrt(k)."""
     exact = optimize.brentq(lambda z: delta_of(z, epsilon) - delta, 1e-2, 1e4) * math.sqrt(releases)
@@ -86,34 +85,6 @@ def test_extreme_settings_have_enough_noise(epsilon, delta, most):
 
     exact = optimize.brentq(lambda z: delta_by_logarithms(z) / delta - 1.0, 1e-2, 1e5)
     assert exact * (1 - 1e-6) <= accounting.noise_multiplier(epsilon, delta, 1) <= most * exact
-
-
-@pytest.mark.parametrize(
-    ("releases", "expected"), [(1, (4.23, 1.54, 0.65)), (17, (17.4, 6.4, 2.7))]
-)
-def test_the_reference_multipliers(releases, expected):
-    for epsilon, value in zip((1.0, 3.0, 8.0), expected, strict=True):
-        found = accounting.noise_multiplier(epsilon, 1e-6, releases)
-        assert found == pytest.approx(value, abs=0.06 if releases > 1 else 0.006)
-
-
-def test_an_answer_is_in_one_opening():
-    """So the multiplier and the cost are those of one release, however many rounds there are."""
-    plan = ReleasePlan(settings(**ONS, **ANSWER))
-    assert plan.multiplier == accounting.noise_multiplier(8.0, 1e-6, 1)
-    assert plan.spent(1) == plan.spent(8) == pytest.approx(8.0, rel=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"horizon": 23, "tau": 3}, 8),  # t = 1, then 3, 6, ..., 21
-        ({"horizon": 24, "tau": 1}, 24),
-        ({"schedule__name": "geometric", "horizon": 500}, 16),
-    ],
-)
-def test_openings_are_the_rounds_that_learn(values, expected):
-    assert openings_of(settings(**ONS, **values)) == expected
 
 
 def test_a_missing_library_is_named(monkeypatch):
@@ -203,8 +174,6 @@ def test_a_run_adds_the_noise_that_it_names(values):
     play = PlayRequest(1, 1, None)
     request = Broadcast(play, np.zeros(3))
     if chosen.algorithm == "fldb_personal":
-        from fldb_flower.bandit.estimate import CommonPrior
-
         prior = CommonPrior(np.zeros((3, 3)), np.zeros(3), 0.1, 0.0)
         request = Broadcast(PlayRequest(1, 1, prior), None, shares=True, lowest_variance=0.1)
     released, sums = noisy.exchange(request), plain.collect(request)

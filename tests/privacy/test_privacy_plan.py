@@ -21,7 +21,6 @@ from fldb_flower.privacy.discrete import LEAST_SCALE
 from fldb_flower.privacy.plan import ReleasePlan, openings_of
 from fldb_flower.secure.report import COST, KINDS
 from fldb_flower.settings import from_flat, from_nested
-from simulations.run import run
 
 DELTA = 1e-6
 ALGORITHMS = ("fldb_ons", "fldb_ogd", "fldb_personal")
@@ -96,42 +95,12 @@ def test_the_plan_equals_the_formula(name, step, horizon, unit):
     assert 2.99 < plan.spent(planned) <= 3.0
 
 
-def test_more_openings_never_cost_less():
-    plan = ReleasePlan(make_settings("periodic", 1, 20))
-    spent = [plan.spent(opening) for opening in range(21)]
-    assert spent[0] == 0.0
-    assert spent == sorted(spent)
-    assert len(set(spent)) == 21
-
-
 def test_what_exceeds_the_plan_is_not_hidden():
     """Nothing is released beyond the plan; but if it were, the plan would have the whole cost."""
     plan = ReleasePlan(make_settings("periodic", 5, 20))
     expected = epsilon_by_formula(plan.multiplier, 4 * plan.planned)
     assert expected > 6.0
     assert plan.spent(4 * plan.planned) == pytest.approx(expected, rel=3e-3)
-
-
-def test_more_openings_need_more_noise():
-    """In proportion to the square root of their number, for persons."""
-    few, many = (ReleasePlan(make_settings("periodic", tau, 64)).multiplier for tau in (64, 1))
-    assert many / few == pytest.approx(math.sqrt(64 / 2), rel=1e-3)  # t = 1 and t = 64
-    one, other = (
-        ReleasePlan(make_settings("periodic", tau, 64, privacy__unit="answer")).multiplier
-        for tau in (64, 1)
-    )
-    assert one == other
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_summary_of_a_run_has_the_cost_of_its_openings(tmp_path, algorithm):
-    settings = make_settings("geometric", 2.0, 12, algorithm=algorithm)
-    run(settings, tmp_path)
-    entry = json.loads((tmp_path / "summary.json").read_text())["privacy"]
-    assert entry["openings"] == len({1, 2, 4, 8})
-    expected = epsilon_by_formula(entry["noise_multiplier"], 4)
-    assert entry["spent"] == pytest.approx(expected, rel=3e-3)
-    assert entry["spent"] <= entry["epsilon"]
 
 
 # --- the tables of docs/privacy.md -----------------------------------------------------------

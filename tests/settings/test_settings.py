@@ -218,12 +218,8 @@ def test_every_number_is_bounded_by_the_limits_in_the_message():
     """No number can overflow: every accepted number is between two stated limits."""
     for entry in NUMBERS.values():
         limits = entry.limits
-        lower, is_open = (limits.minimum, False) if limits.above is None else (limits.above, True)
-        upper, is_open_above = (
-            (limits.maximum, False) if limits.below is None else (limits.below, True)
-        )
-        assert lower is not None
-        assert upper is not None
+        lower, upper = limits.minimum, limits.maximum
+        is_open, is_open_above = lower == limits.excluded, upper == limits.excluded
         outside = [neighbors(lower, entry)[0], neighbors(upper, entry)[1]]
         inside = [neighbors(lower, entry)[1], neighbors(upper, entry)[0]]
         (outside if is_open else inside).append(lower)
@@ -450,15 +446,15 @@ def value_of(entry):
     """Return a strategy for the accepted values of an entry."""
     limits = entry.limits
     if entry.choices:
-        return st.sampled_from(entry.choices)
+        return st.sampled_from(list(entry.choices))
     if entry.kind is int:
         numbers = st.integers(limits.minimum, limits.maximum)
     elif entry.kind is float:
         numbers = st.floats(
-            limits.minimum if limits.above is None else limits.above,
-            limits.maximum if limits.below is None else limits.below,
-            exclude_min=limits.above is not None,
-            exclude_max=limits.below is not None,
+            limits.minimum,
+            limits.maximum,
+            exclude_min=limits.minimum == limits.excluded,
+            exclude_max=limits.maximum == limits.excluded,
         )
     else:
         return st.booleans() if entry.kind is bool else st.text(max_size=20)

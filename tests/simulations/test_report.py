@@ -23,16 +23,8 @@ import yaml
 from fldb_flower.errors import DataError
 from fldb_flower.runs.styles import ALGORITHM_STYLES
 from simulations.report.__main__ import main, report
-from simulations.report.data import MAX_POINTS, Data, kept_iterations, pareto_frontier
-from simulations.report.page import payload
-from simulations.saved_runs import (
-    Run,
-    find_runs,
-    group_by_seed,
-    one_per_seed,
-    relevant,
-    varying,
-)
+from simulations.report.page import MAX_POINTS, Data, kept_iterations, pareto_frontier, payload
+from simulations.saved_runs import Run, by_configuration, find_runs, varying
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"></script ><!--"
@@ -218,9 +210,9 @@ def test_varying_settings_are_those_with_two_values():
 def test_settings_ignored_by_the_schedule_do_not_form_groups():
     geometric = {"schedule.name": "geometric", "schedule.ratio": 1.5}
     runs = [a_run(tau=1, seed=0, **geometric), a_run(tau=5, seed=1, **geometric)]
-    assert relevant(runs[0].settings) == {**geometric, "seed": 0}
+    assert runs[0].used == {**geometric, "seed": 0}
     assert varying(runs) == ["seed"]
-    assert group_by_seed(runs) == [runs]
+    assert by_configuration(runs) == [runs]
     periodic = a_run(**{"tau": 5, "seed": 0, "schedule.name": "periodic", "schedule.ratio": 9})
     assert varying([*runs, periodic]) == ["seed", "schedule.name"]
 
@@ -230,16 +222,13 @@ def test_tau_and_schedule_do_not_form_groups_of_algorithms_that_ignore_them():
     other = a_run(algorithm="fldb_ons", tau=1, seed=0)
     assert varying(runs) == []
     assert varying([*runs, other]) == ["algorithm"]
-    assert group_by_seed([*runs, other]) == [runs, [other]]
-    assert one_per_seed(runs) == runs[:1]
-    assert one_per_seed([runs[0], runs[1], a_run(seed=1)])[0] is runs[0]
-    assert len(one_per_seed([runs[0], runs[1], a_run(seed=1)])) == 2
+    assert by_configuration([*runs, other]) == [runs[:1], [other]]  # each seed once
 
 
 def test_groups_differ_by_more_than_the_seed():
     runs = [a_run(seed=s, tau=t) for s in (0, 1) for t in (1, 2)]
-    assert group_by_seed(runs) == [[runs[0], runs[2]], [runs[1], runs[3]]]
-    assert group_by_seed([]) == []
+    assert by_configuration(runs) == [[runs[0], runs[2]], [runs[1], runs[3]]]
+    assert by_configuration([]) == []
 
 
 # ---- Contents of the page

@@ -33,8 +33,7 @@ from simulations.figures import PANELS, SEEDS, settings_of
 from simulations.hydra_config import store_settings
 from simulations.run import run
 from simulations.saved_runs import NUMBERS, Run
-from simulations.sweeps.callbacks import SweepCallback, jobs_without_result
-from simulations.sweeps.jobs import attempt, failure
+from simulations.sweeps.jobs import SweepCallback, attempt, failure, jobs_without_result
 from simulations.sweeps.sweeper import CachingLoader, quoted, register
 from simulations.sweeps.tables import curves, report, statistics, statistics_text
 
