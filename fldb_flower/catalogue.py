@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -52,29 +52,21 @@ class EnvironmentEntry(Entry):
     implies: bool = False
 
 
-class Catalogue(Mapping[str, E]):
+class Catalogue(dict[str, E]):
     """Entries of one kind by name. Those of the package cannot be replaced."""
 
     def __init__(self, kind: type[E], entries: dict[str, E]) -> None:
-        self._kind, self._entries, self._fixed = kind, dict(entries), frozenset(entries)
-
-    def __getitem__(self, name: str) -> E:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        super().__init__(entries)
+        self._kind, self._fixed = kind, frozenset(entries)
 
     @property
     def added(self) -> frozenset[str]:
         """The names that :meth:`register` added."""
-        return frozenset(self._entries) - self._fixed
+        return frozenset(self) - self._fixed
 
     def load(self, name: str, part: str = "target") -> Any:
         """Return the class or function of an entry; a SettingsError if it cannot be imported."""
-        found = getattr(self._entries[name], part)
+        found = getattr(self[name], part)
         if not isinstance(found, str):
             return found
         try:
@@ -105,7 +97,7 @@ class Catalogue(Mapping[str, E]):
             if not _is_reference(target) and not callable(target):
                 valid = 'a class or function, or its reference "module:name"'
                 _refuse(name, f"{shown(target)} must be {valid}")
-            self._entries[name] = self._kind(target, **facts)
+            self[name] = self._kind(target, **facts)
             return target
 
         return add if target is None else add(target)
@@ -113,7 +105,7 @@ class Catalogue(Mapping[str, E]):
     def remove(self, name: str) -> None:
         """Remove an entry that :meth:`register` added."""
         if name not in self._fixed:
-            self._entries.pop(name, None)
+            self.pop(name, None)
 
 
 def _refuse(name: object, reason: str) -> None:
@@ -122,13 +114,14 @@ def _refuse(name: object, reason: str) -> None:
 
 def _problem(fact: str, value: Any) -> str:
     """Return the valid values of an attribute of an entry; empty if this one is valid."""
-    kinds = {"agents": get_args(Agents), "exchanges": get_args(Exchanges)}
-    if fact in kinds:
-        return "" if value in kinds[fact] else f"one of {', '.join(kinds[fact])}"
-    if fact == "noise":
+    if kind := {"agents": Agents, "exchanges": Exchanges}.get(fact):
+        is_valid, valid = value in get_args(kind), f"one of {', '.join(get_args(kind))}"
+    elif fact == "noise":
         is_valid = value is None or _is_reference(value) or callable(value)
-        return "" if is_valid else 'a function, its reference "module:name", or None'
-    return "" if isinstance(value, bool) else "True or False"
+        valid = 'a function, its reference "module:name", or None'
+    else:
+        is_valid, valid = isinstance(value, bool), "True or False"
+    return "" if is_valid else valid
 
 
 def _is_reference(value: Any) -> bool:

@@ -242,26 +242,27 @@ class Online(Algorithm):
         """Find the first estimate, or take a step with the statistics of the fresh duels."""
         if round_.first == 1:
             is_step = self.settings.takes_first_step
-            find = self._first_step if is_step else self._first_minimum
-            minimum = find(federation, round_)
+            minimum = (self._first_step if is_step else self._first_minimum)(federation, round_)
             upload = minimum.upload
             changed = {"theta_sync": minimum.theta, "theta_hat": minimum.theta}
             changed |= self.begin(minimum)
         else:
-            request = Broadcast(
-                self.play(round_), self.theta_hat, hessian=self.HESSIAN, robust=True
+            upload = without_noise(
+                self._only_exchange(federation, round_, self.theta_hat, self.HESSIAN)
             )
-            upload = federation.exchange(request._replace(final=self._is_final))
-            upload = without_noise(upload)
             changed = self.step(upload, round_)
             self._check(changed, "step")
         changed["information"] = self.information + upload.information
         return changed
 
-    @property
-    def _is_final(self) -> bool:
-        """Whether a round's exchange is its last: :meth:`learn` of a subclass may make others."""
-        return type(self).learn is Online.learn
+    def _only_exchange(
+        self, federation: Federation, round_: Round, point: Array, hessian: bool = False
+    ) -> Upload:
+        """Play a round; it is final unless a subclass's :meth:`learn` may exchange once more."""
+        final = type(self).learn is Online.learn
+        request = Broadcast(self.play(round_), point, hessian=hessian, robust=True, final=final)
+        upload: Upload = federation.exchange(request)
+        return upload
 
     @property
     @abstractmethod
@@ -300,8 +301,7 @@ class Online(Algorithm):
         ``-g = H theta + e`` with ``H = W_new / 8`` and e of covariance 5 H. Noise adds ``s^2 I`` to
         it, and theta has the prior N(0, I / ons_ridge), which bounds the step.
         """
-        request = Broadcast(self.play(round_), np.zeros_like(self.theta_hat), robust=True)
-        upload = federation.exchange(request._replace(final=self._is_final))
+        upload = self._only_exchange(federation, round_, np.zeros_like(self.theta_hat))
         if upload.noise is not None:
             return self._noisy_first_step(without_noise(upload), upload.noise.gradient)
         hessian = 0.25 * upload.information

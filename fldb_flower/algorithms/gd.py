@@ -6,12 +6,7 @@ from collections.abc import Iterator
 
 from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.algorithms.solvers import (
-    Evaluate,
-    gradient_descent,
-    lbfgs,
-    newton,
-)
+from fldb_flower.algorithms.solvers import Evaluate, gradient_descent, lbfgs, newton
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.linear import trace
@@ -62,15 +57,10 @@ class FLDBGD(Algorithm):
     def _minimum(self, evaluate: Evaluate, start: Upload, information: Array) -> Array:
         settings, theta, ridge = self.settings, self.theta_sync, self.settings.ridge
         if settings.solver == "newton":
-            return newton(
-                evaluate, start, theta, ridge,
-                information=information, settled=_SETTLED,
-            ).theta  # fmt: skip
+            found = newton(evaluate, start, theta, ridge, information=information, settled=_SETTLED)
+            return found.theta
         if settings.solver == "lbfgs":
-            return lbfgs(
-                evaluate, start, theta, ridge,
-                information=information,
-            )  # fmt: skip
+            return lbfgs(evaluate, start, theta, ridge, information)
         step_size = settings.gd_step_size
         if step_size == AUTO:
             # mu' <= 1/4, so trace(W) / 4 + lambda bounds the largest curvature.

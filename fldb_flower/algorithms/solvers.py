@@ -10,7 +10,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,7 @@ _LBFGS_HISTORY = 10  # number of past steps
 _LBFGS_GRADIENT = 1e-10  # gradient norm per duel and unit at which PyTorch's L-BFGS stops
 
 
-@dataclass(frozen=True)
-class Minimum:
+class Minimum(NamedTuple):
     """A minimiser, and the last upload on the way (the upload at it, for ``settled=0``)."""
 
     theta: Array
@@ -163,12 +162,7 @@ def gradient_descent(
 
 
 def lbfgs(
-    evaluate: Evaluate,
-    start: Upload,
-    theta: Array,
-    ridge: float,
-    *,
-    information: Array | None = None,
+    evaluate: Evaluate, start: Upload, theta: Array, ridge: float, information: Array
 ) -> Array:
     """Minimise with PyTorch's L-BFGS and strong Wolfe line search, as in the paper (Sec. 5).
 
@@ -176,13 +170,13 @@ def lbfgs(
     power of 2, about the root mean square of the duels' lengths by W, ``information``.
     """
     torch = import_torch("solver=lbfgs", "solver=newton")
-    information, duels = start.information if information is None else information, start.num_duels
-    square = trace(information) / max(duels, 1)
+    duels = max(start.num_duels, 1)
+    square = trace(information) / duels
     unit = 2.0 ** round(math.log2(square) / 2.0) if square else 1.0
     point = torch.tensor(unit * np.asarray(theta), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [point], max_iter=MAX_EXCHANGES, max_eval=MAX_EXCHANGES,
-        tolerance_grad=_LBFGS_GRADIENT * max(duels, 1), tolerance_change=0.0,
+        tolerance_grad=_LBFGS_GRADIENT * duels, tolerance_change=0.0,
         history_size=_LBFGS_HISTORY, line_search_fn="strong_wolfe",
     )  # fmt: skip
     best = [math.inf, theta]  # gradient norm, theta
@@ -199,7 +193,7 @@ def lbfgs(
         return upload.loss + 0.5 * ridge * float(here @ here)
 
     optimizer.step(closure)
-    if best[0] > MAX_GRADIENT * max(duels, 1):
+    if best[0] > MAX_GRADIENT * duels:
         raise _not_found(best[0], start, MAX_EXCHANGES)
     found: Array = best[1]
     return found

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import sys
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fldb_flower.bandit.learner_checks import (
-    Duels,
-    checked_arm,
-    checked_arms,
-    checked_duels,
-    checked_number,
-    checked_preferred,
-    checked_seed,
-    checked_selection,
-)
 from fldb_flower.bandit.newton import Prior, minimise
 from fldb_flower.bandit.preference import logistic, residuals
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
-from fldb_flower.errors import ConvergenceError
-from fldb_flower.linalg.arrays import FloatArray, IntArray
+from fldb_flower.catalogue import SELECTIONS
+from fldb_flower.errors import ConvergenceError, one_line, shown
+from fldb_flower.linalg.arrays import FloatArray, IntArray, has_masked
 
 _Self = TypeVar("_Self", bound="DuelingBandit")
 
@@ -33,6 +26,8 @@ _EPS = np.finfo(float).eps
 _LEAST = 1e-290  # of a scaled ridge; with a smaller one, probabilities underflow
 _WORST = 1e6  # condition number of a root of the Hessian
 _ACCURACY = 1e-8  # of a logit, relative if it is above 1
+_LARGEST = 1e100  # of an argument: sums of squares are then finite
+_ANSWERS = "1 (first arm preferred), 0 (second), 0.5 (tie), or between 0 and 1"
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -181,7 +176,7 @@ class DuelingBandit:
         >>> fldb.DuelingBandit().fit([[1.0], [2.0], [-1.0]], [1, 1, 0.5]).coef_.round(3)
         array([[0.633]])
         """
-        duels = checked_duels(X, y, sample_weight, self.dimension)
+        duels = _duels(X, y, sample_weight, self.dimension)
         return self._learn(duels, np.zeros(duels.differences.shape[1]))
 
     def partial_fit(
@@ -214,10 +209,12 @@ class DuelingBandit:
         >>> np.allclose(learner.coef_, fldb.DuelingBandit().fit(x, y).coef_)
         True
         """
-        duels = checked_duels(X, y, sample_weight, self._known_dimension())
+        duels = _duels(X, y, sample_weight, self._known_dimension())
         if not self.__sklearn_is_fitted__():
             return self._learn(duels, np.zeros(duels.differences.shape[1]))
-        return self._learn(self._duels.and_also(duels), self.coef_[0])
+        return self._learn(
+            _Duels(*map(np.concatenate, zip(self._duels, duels, strict=True))), self.coef_[0]
+        )
 
     def record(self: _Self, first: ArrayLike, second: ArrayLike, preferred: float) -> _Self:
         """Learn from the answer to one duel.
@@ -241,9 +238,11 @@ class DuelingBandit:
         >>> learner.rank([[0.0, 1.0], [1.0, 0.0]])
         array([1, 0])
         """
-        one = checked_arm(first, self._known_dimension(), "first")
-        other = checked_arm(second, len(one), "second")
-        return self.partial_fit([one - other], [checked_preferred(preferred)])
+        one = _arms(first, self._known_dimension(), "first", ndim=1)[0]
+        other = _arms(second, len(one), "second", ndim=1)[0]
+        if not isinstance(preferred, Real | np.bool) or not 0.0 <= preferred <= 1.0:
+            raise _invalid("preferred", preferred, _ANSWERS)
+        return self.partial_fit([one - other], [float(preferred)])
 
     def propose(self, arms: ArrayLike) -> tuple[int, int]:
         """Select two different arms for the next duel.
@@ -272,12 +271,13 @@ class DuelingBandit:
         >>> fldb.DuelingBandit(selection="thompson", random_state=0).propose([[1.0], [2.0], [3.0]])
         (0, 2)
         """
-        features = checked_arms(arms, self._known_dimension(), "arms")
+        features = _arms(arms, self._known_dimension(), "arms")
         if len(features) < 2:
             raise ValueError(f"arms has {len(features)} rows: a duel needs two arms")
-        width = checked_number("width", self.width)
+        width = _number("width", self.width)
         theta, whitener = self._estimate(features.shape[1])
-        rule = find_rule(checked_selection(self.selection))
+        self._check_selection()
+        rule = find_rule(self.selection)
         try:
             first, second = rule.pair(features, theta, whitener, width, self._streams())
         except FloatingPointError as error:
@@ -310,7 +310,7 @@ class DuelingBandit:
         array([1, 3, 0, 2])
         """
         theta = self._fitted()
-        features = checked_arms(arms, len(theta), "arms")
+        features = _arms(arms, len(theta), "arms")
         order: IntArray = np.argsort(-(features @ theta), kind="stable")
         return order
 
@@ -324,7 +324,7 @@ class DuelingBandit:
         array([0.   , 0.802])
         """
         theta = self._fitted()
-        logits: FloatArray = checked_arms(X, len(theta), "X") @ theta
+        logits: FloatArray = _arms(X, len(theta), "X") @ theta
         return logits
 
     def predict_proba(self, X: ArrayLike) -> FloatArray:
@@ -369,7 +369,7 @@ class DuelingBandit:
         >>> learner.score([[1.0], [2.0], [3.0], [4.0]], [1, 1, 0, 0.5])
         0.6666666666666666
         """
-        duels = checked_duels(X, y, sample_weight, len(self._fitted()))
+        duels = _duels(X, y, sample_weight, len(self._fitted()))
         weights = np.where(duels.preferences == 0.5, 0.0, duels.weights)
         correct = self.predict(duels.differences) == (duels.preferences > 0.5)
         total = float(weights.sum())
@@ -434,15 +434,19 @@ class DuelingBandit:
         """Whether there is an estimate."""
         return hasattr(self, "coef_")
 
+    def _check_selection(self) -> None:
+        if not isinstance(self.selection, str) or self.selection not in SELECTIONS:
+            raise _invalid("selection", self.selection, f"one of {', '.join(SELECTIONS)}")
+
     def _known_dimension(self) -> int | None:
         """Return d, or None before it is known."""
         known: int | None = getattr(self, "n_features_in_", self.dimension)
         return known
 
-    def _learn(self: _Self, duels: Duels, start: FloatArray) -> _Self:
+    def _learn(self: _Self, duels: _Duels, start: FloatArray) -> _Self:
         """Set the estimate to the minimiser for these duels."""
-        checked_selection(self.selection)
-        ridge = checked_number("ridge", self.ridge, positive=True)
+        self._check_selection()
+        ridge = _number("ridge", self.ridge, positive=True)
         theta, self._whitener = _minimiser(duels, ridge, start)
         self._duels = duels
         self.coef_, self.intercept_ = theta[None], np.zeros(1)
@@ -462,7 +466,7 @@ class DuelingBandit:
         """Return theta and the whitener, which are those of the prior before the first duel."""
         if self.__sklearn_is_fitted__():
             return self._fitted(), self._whitener
-        ridge = checked_number("ridge", self.ridge, positive=True)
+        ridge = _number("ridge", self.ridge, positive=True)
         return np.zeros(dimension), np.eye(dimension) / np.sqrt(ridge)
 
     def _streams(self) -> AgentStreams:
@@ -470,11 +474,133 @@ class DuelingBandit:
         state = self.random_state
         seeded: tuple[Any, AgentStreams] | None = getattr(self, "_seeded", None)
         if seeded is None or seeded[0] is not state:
-            seeded = self._seeded = state, AgentStreams(checked_seed(state), range(1))
+            seeded = self._seeded = state, AgentStreams(_seed(state), range(1))
         return seeded[1]
 
 
-def _minimiser(duels: Duels, ridge: float, start: FloatArray) -> tuple[FloatArray, FloatArray]:
+class _Duels(NamedTuple):
+    """Answered duels."""
+
+    differences: FloatArray  # (n, d)
+    preferences: FloatArray  # (n,)
+    weights: FloatArray  # (n,)
+
+
+def _duels(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, dimension: int | None) -> _Duels:
+    """Return duels as arrays of float64; a ValueError names an argument that is invalid."""
+    rows = _arms(x, dimension, "X")
+    answers = _column(y, "y", len(rows))
+    if wrong := [value for value in answers.tolist() if not 0.0 <= value <= 1.0]:
+        raise ValueError(f"y contains {wrong[0]:g}: must be {_ANSWERS}")
+    if weights is None:
+        return _Duels(rows, answers, np.ones(len(rows)))
+    factors = _column(weights, "sample_weight", len(rows))
+    if (factors < 0).any():
+        raise ValueError(f"sample_weight contains {factors.min():g}: must be at least 0")
+    if not factors.any():
+        raise ValueError("sample_weight is zero for every duel: at least one must be above 0")
+    return _Duels(rows, answers, factors)
+
+
+def _arms(arms: ArrayLike, dimension: int | None, name: str, ndim: int = 2) -> FloatArray:
+    """Return features (n, d) as float64, from (n, d) or, with ``ndim=1``, from (d,)."""
+    array = _numbers(arms, name)
+    if array.ndim != ndim:
+        valid = "(d,), the features of one arm"
+        if ndim == 2:
+            valid = "(n, d), a row per arm or duel. Reshape your data, such as with reshape(1, -1)"
+        raise ValueError(f"{name} has shape {array.shape}: must be {valid}")
+    array = np.atleast_2d(array)
+    for size, what in zip(array.shape, ("sample", "feature"), strict=True):
+        if size == 0:  # in the words that scikit-learn requires
+            raise ValueError(
+                f"{name} has 0 {what}(s) (shape={array.shape}) while a minimum of 1 is required."
+            )
+    if dimension is None:
+        return array
+    if not isinstance(dimension, Integral) or isinstance(dimension, bool) or dimension < 1:
+        raise _invalid("dimension", dimension, "a whole number, at least 1")
+    if array.shape[1] != dimension:
+        raise ValueError(
+            f"{name} has {array.shape[1]} features, but DuelingBandit is expecting"
+            f" {shown(dimension)} features as input"
+        )
+    return array
+
+
+def _column(values: ArrayLike, name: str, length: int) -> FloatArray:
+    if values is None:
+        raise ValueError(f"requires {name} to be passed, but the target {name} is None")
+    array = _numbers(values, name)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.shape != (length,):
+        raise ValueError(f"{name} has shape {array.shape}: must be ({length},), one for each duel")
+    return array
+
+
+def _numbers(values: Any, name: str) -> FloatArray:
+    """Return an array of finite float64."""
+    if values is None:
+        raise ValueError(f"{name} is None: must be an array of numbers")
+    if hasattr(values, "toarray") and not isinstance(values, np.ndarray):
+        raise ValueError(f"{name} is a sparse matrix, which is not supported: use .toarray()")
+    if has_masked(values):
+        raise ValueError(f"{name} has masked entries: leave these out, or fill them with numbers")
+    try:
+        array = np.asarray(values)
+        entries = array.ravel().tolist() if array.dtype.kind in "OSU" else []
+        if texts := [each for each in entries if isinstance(each, str | bytes)]:
+            raise TypeError(f"{shown(texts[0])} is a text")
+        if array.dtype.kind in "mM":
+            raise TypeError(f"its type is {array.dtype}; convert dates and durations to numbers")
+        if np.iscomplexobj(array):
+            raise TypeError("Complex data not supported")
+        array = array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must contain numbers: {one_line(error)}") from None
+    except OverflowError:  # an integer or a fraction
+        large = [each for each in entries if abs(each) > _LARGEST]
+    else:
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} contains NaN or infinity: must contain finite numbers")
+        large = array[np.abs(array) > _LARGEST].tolist()
+    if large:
+        raise ValueError(
+            f"{name} contains numbers above {_LARGEST:g} in absolute value, such as"
+            f" {shown(large[0])}"
+        )
+    return array
+
+
+def _number(name: str, value: Any, *, positive: bool = False) -> float:
+    """Return a parameter that is a number of at least 0, or above 0."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0.0 <= value <= _LARGEST or (positive and not float(value)):
+        limit = "above 0" if positive else "at least 0"
+        raise _invalid(name, value, f"a number, {limit} and at most {_LARGEST:g}")
+    return float(value)
+
+
+def _seed(state: Any) -> int:
+    """Return the seed of a ``random_state``: an integer, None, or a generator of NumPy."""
+    if state is None:
+        return int.from_bytes(os.urandom(8), "little")
+    if isinstance(state, np.random.Generator):
+        return int(state.integers(2**63))
+    if isinstance(state, np.random.RandomState):
+        return int(state.randint(2**31))
+    if isinstance(state, Integral) and not isinstance(state, bool) and int(state) >= 0:
+        return int(state)
+    valid = "a whole number, at least 0, a generator of NumPy or None"
+    raise _invalid("random_state", state, valid)
+
+
+def _invalid(name: str, value: Any, valid: str) -> ValueError:
+    return ValueError(f"{name}={shown(value)}: must be {valid}")
+
+
+def _minimiser(duels: _Duels, ridge: float, start: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the minimiser (d,) of loss and ridge, and C (d, d) with inverse Hessian ``C C^T``.
 
     Units of features and weights are powers of 2, which scale without rounding errors, such that
@@ -536,7 +662,7 @@ def _exponent(number: float) -> int:
     return math.frexp(number)[1] if number else -2000
 
 
-def _inaccurate(duels: Duels, ridge: float) -> ConvergenceError:
+def _inaccurate(duels: _Duels, ridge: float) -> ConvergenceError:
     longest, heaviest = np.abs(duels.differences).max(), duels.weights.max()
     return ConvergenceError(
         f"ridge={ridge:g} gives no accurate estimate with differences of features up to"

@@ -68,18 +68,18 @@ def shared_generator(seed: int, name: str) -> np.random.Generator:
 class StreamReader:
     """A generator that continues any SFC64 stream from its position.
 
-    With ``direct``, it writes the position to the generator's memory: setting NumPy's property
-    ``state`` takes ten times as long. That is used if NumPy stores the state differently.
+    It writes the position to the generator's memory: setting NumPy's property ``state`` takes ten
+    times as long. That is used if NumPy stores the state differently.
     """
 
-    def __init__(self, direct: bool = True) -> None:
+    def __init__(self) -> None:
         self.generator = np.random.Generator(np.random.SFC64(0))
         address = self.generator.bit_generator.ctypes.state_address
         memory = memoryview((ctypes.c_char * _POSITION_BYTES).from_address(address)).cast("B")
-        self._memory = memory if direct and memory == position_of(self.generator) else None
+        self._memory = memory if memory == position_of(self.generator) else None
 
-    def __reduce__(self) -> tuple[type[StreamReader], tuple[bool], bytes]:
-        return StreamReader, (self._memory is not None,), self.position
+    def __reduce__(self) -> tuple[type[StreamReader], tuple[()], bytes]:
+        return StreamReader, (), self.position
 
     def __setstate__(self, position: bytes) -> None:
         self.position = position
@@ -169,11 +169,6 @@ class AgentStreams:
         fitting = min(self.COHORT, self.NUMBERS // math.prod(shape))
         return 1 << max(0, fitting.bit_length() - 1)
 
-    def _stream(self, name: str, cohorts: range) -> list[Any]:
-        if name not in self._streams:
-            self._streams[name] = [self._make(cohort, name) for cohort in cohorts]
-        return self._streams[name]
-
     def _make(self, cohort: int, name: str) -> Any:
         """Return a new stream: its position, or its generator in a subclass."""
         return position_of(keyed_generator(self._seed, 1, cohort, name))
@@ -194,7 +189,9 @@ class AgentStreams:
         cohorts = range(self.agents.start // size, -(-self.agents.stop // size))
         skipped = self.agents.start - cohorts.start * size  # of the first cohort
         numbers = self._empty(len(cohorts), iterations, size, *shape)
-        streams = self._stream(name, cohorts)
+        if name not in self._streams:
+            self._streams[name] = [self._make(cohort, name) for cohort in cohorts]
+        streams = self._streams[name]
         for place, part in enumerate(numbers):
             streams[place] = self._fill(draw, streams[place], part)
         # Iterations are contiguous in memory, as agents play iteration by iteration.
