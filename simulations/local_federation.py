@@ -210,8 +210,7 @@ class LocalFederation:
         self.helper_folder = self.folder / "helper"
         self.helper = self._helper(keys / "helper")
         if secure:
-            folders = [each.store.parent for each in self.devices]
-            create_vaults(keys / "helper", folders, secure)
+            create_vaults(keys / "helper", [each.store.parent for each in self.devices], secure)
 
     def _helper(self, key: Path) -> LocalProcess:
         where = ["--dir", str(self.helper_folder), "--port", str(self.helper_port)]

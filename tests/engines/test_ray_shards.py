@@ -289,10 +289,10 @@ class FakeRay:
             worker = kind(*arguments)
             actor = SimpleNamespace(lost=False, is_ready=SimpleNamespace(remote=lambda: None))
 
-            def call(method, values):
-                return LostError("lost") if actor.lost else worker.call(method, values)
+            def reply(method, values):
+                return LostError("lost") if actor.lost else worker.reply(method, values)
 
-            actor.call = SimpleNamespace(remote=call)
+            actor.reply = SimpleNamespace(remote=reply)
             self.actors.append(actor)
             return actor
 

@@ -56,7 +56,8 @@ def test_rules_for_v():
 
 @pytest.fixture
 def few(monkeypatch):
-    """Make the sections of FLDB-Personal small, and run them in this process."""
+    """Make the sections of FLDB-Personal small, and run them in this process, without data."""
+    monkeypatch.delenv("FLDB_DUELS", raising=False)
     monkeypatch.setattr(personal, "MEMBERS", 4)
     monkeypatch.setattr(personal, "TRAINING", 20)
     monkeypatch.setattr(personal, "NEWCOMERS", 30)
