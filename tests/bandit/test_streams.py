@@ -49,9 +49,10 @@ def test_shapes_are_agents_iterations_then_the_draw():
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_one_generator_draws_from_several_streams_in_turn(direct):
+def test_one_generator_draws_from_several_streams_in_turn(direct, monkeypatch):
     reader = StreamReader()
-    reader._memory = reader._memory if direct else None
+    if not direct:
+        monkeypatch.setattr(reader, "_memory", None)
     streams = [keyed_generator(0, agent) for agent in range(3)]
     positions = [position_of(stream) for stream in streams]
     for place in (0, 1, 2, 1, 0, 0, 2):
