@@ -117,10 +117,11 @@ def undecodable(error: UnicodeDecodeError, folders: Sequence[str]) -> str:
     """Return the error for a configuration file that is not UTF-8; it is searched in folders."""
     file: object = "a configuration file"
     for path in (path for each in [*map(Path, folders), CONF] for path in each.rglob("*.yaml")):
-        try:
-            path.read_bytes().decode()
-        except UnicodeDecodeError as whole:
-            file, error = path, whole
-            break
+        if error.object in (content := path.read_bytes()):
+            try:
+                content.decode()
+            except UnicodeDecodeError as whole:
+                file, error = path, whole
+                break
     at = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
     return f"{file} is not UTF-8 text ({at}): save it in the encoding UTF-8"
