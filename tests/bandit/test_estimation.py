@@ -77,7 +77,10 @@ def distance_left(oracle, theta, ridge):
 
 
 def far_start(oracle, theta, ridge, solver=newton, **options):
-    return solver(oracle, oracle.at(theta), theta, ridge, **options)
+    start = oracle.at(theta)
+    if solver is lbfgs:
+        options["information"] = start.information
+    return solver(oracle, start, theta, ridge, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
