@@ -6,7 +6,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from fldb_flower.runs.results import (
     identity,
 )
 from fldb_flower.settings import from_nested, unused
+from fldb_flower.settings.spellings import flatten
 from fldb_flower.system.progress import progress
 
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
@@ -175,18 +176,10 @@ def parse_file(path: Path, parse: Callable[[bytes], Any]) -> Any:
 
 
 def _settings(content: bytes) -> dict[str, Any]:
-    settings = dict(_dotted(yaml.load(content, _LOADER)))  # OmegaConf would resolve ${oc.env:...}
+    settings = dict(flatten(yaml.load(content, _LOADER)))  # OmegaConf would resolve ${oc.env:...}
     if not isinstance(settings["horizon"], int):
         raise TypeError
     return settings
-
-
-def _dotted(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _dotted(value, f"{group}{key}.")
-        else:
-            yield f"{group}{key}", value
 
 
 def _summary(content: bytes) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from hypothesis.internal.conjecture import providers
 
 from clients.preference_agent import PreferenceAgent
 from fldb_flower.bandit.duels import OUTCOMES
-from fldb_flower.catalogue import ENVIRONMENTS
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.deployment.processes import tool
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.runs.results import discard_unfinished
@@ -98,6 +98,16 @@ def flwr(tmp_path_factory) -> Iterator[Callable[..., subprocess.CompletedProcess
 def no_pictures(monkeypatch) -> None:
     """Skip the plots, which take longer than a small run; modules that test plots override this."""
     monkeypatch.setattr("fldb_flower.runs.results.plot_regret", lambda path, *_: path.touch())
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Remove what an example registers."""
+    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
+    yield
+    for catalogue, names in before:
+        for name in set(catalogue) - names:
+            catalogue.remove(name)
 
 
 @pytest.fixture(autouse=True)

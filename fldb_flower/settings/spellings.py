@@ -72,7 +72,7 @@ def from_nested(values: Mapping[str, Any], source: str) -> Settings:
 
     Texts that are numbers, which resolvers such as ``${oc.env:SEED}`` return, are read as numbers.
     """
-    dotted, known = dict(_flatten(values)), _spelled("dotted")
+    dotted, known = dict(flatten(values)), _spelled("dotted")
     for key, value in dotted.items():
         if isinstance(value, str) and key in known and known[key].kind is not str:
             with contextlib.suppress(ValueError):
@@ -114,10 +114,11 @@ def _build(values: Mapping[str, Any], source: str, spelling: Spelling) -> Settin
         ORIGIN.reset(token)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the entries of nested mappings with dotted names."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -8,10 +8,9 @@ import re
 import pytest
 from conftest import ROOT
 
-from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
-
 validate = pytest.importorskip("numpydoc.validate", reason="needs numpydoc (the docs extra)")
 
+pytestmark = pytest.mark.usefixtures("registered")
 PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 PUBLIC = (  # every name of their `__all__` is in the reference
     "fldb_flower",
@@ -53,16 +52,6 @@ def find(name):
 def docstring(name):
     """Return the docstring of a name; that of a value is the string after its assignment."""
     return inspect.getdoc(find(name)) or ""
-
-
-@pytest.fixture(autouse=True)
-def registered():
-    """Remove what an example registers."""
-    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
-    yield
-    for catalogue, names in before:
-        for name in set(catalogue) - names:
-            catalogue.remove(name)
 
 
 def test_names_are_found_once():

@@ -32,13 +32,13 @@ from clients.store import DuelStore
 from clients.vault import Vault, VaultConfig, read_config
 from clients.vault.vault import MOST_OF_LIMIT
 from fldb_flower import settings as fldb_settings
-from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import DataError
 from fldb_flower.privacy.plan import ReleasePlan
 
 sybil = pytest.importorskip("sybil", reason="needs sybil (the dev extra)")
 markdown = pytest.importorskip("sybil.parsers.markdown")
 
+pytestmark = pytest.mark.usefixtures("registered")
 DOCS = sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("docs/[!_]*/**/*.md"))  # not of _build
 PAGES = [
     ROOT / "README.md",
@@ -140,16 +140,6 @@ def shell(tmp_path):
     shell = Shell(tmp_path)
     yield shell
     shell.close()
-
-
-@pytest.fixture(autouse=True)
-def registered():
-    """Remove what an example registers."""
-    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
-    yield
-    for catalogue, names in before:
-        for name in set(catalogue) - names:
-            catalogue.remove(name)
 
 
 def evaluate(page, *parsers):
