@@ -36,8 +36,7 @@ from fldb_flower.bandit import theory
 from fldb_flower.bandit.limits import weights_of
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.errors import PrivacyError
-from fldb_flower.federation.contributions import sizes_and_weights
-from fldb_flower.federation.exchange import Broadcast, Noise
+from fldb_flower.federation.exchange import Broadcast, Noise, sizes_and_weights
 from fldb_flower.settings import Settings
 
 _SLACK = 1.0 + 1e-9  # for rounding errors

@@ -19,7 +19,7 @@ from fldb_flower.secure import KEY
 from fldb_flower.secure.messages import ESTIMATE, REFUSED, REPORT, Reply
 from fldb_flower.secure.report import LEAST_SIGMA, SCALE, make_report
 from fldb_flower.secure.statistics import size_of, upload_of, vector_of
-from fldb_flower.wire.codec import UploadError
+from fldb_flower.wire import UploadError
 
 Z = 20.0  # noise multiplier
 ASKED = common((0.5, -0.5))
