@@ -20,8 +20,13 @@ from fldb_flower.errors import (
     RoundAbandonedError,
     SettingsError,
 )
-from fldb_flower.federation.contributions import sizes_and_weights
-from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload, statistics
+from fldb_flower.federation.exchange import (
+    Broadcast,
+    ShareUpload,
+    Upload,
+    sizes_and_weights,
+    statistics,
+)
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.privacy.discrete import discrete_gaussian
@@ -49,7 +54,7 @@ from fldb_flower.secure.protocol import (
 )
 from fldb_flower.secure.statistics import DUELS, Shared, parts_of, size_of, upload_of
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadError
+from fldb_flower.wire import UploadError
 from strategies.channel import Contribution
 from strategies.devices import DeviceChannel, Tally, short_name
 from strategies.helper_client import HelperClient

@@ -26,7 +26,7 @@ from clients.service import http
 from clients.service.http import BINARY, Guard, Limiter, add_handlers, binary_body, read_token
 from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.privacy.discrete import require_sampler
+from fldb_flower.privacy.discrete import sampler
 from fldb_flower.secure.protocol import MOST_REPORTS, to_json
 from fldb_flower.system.commands import Parser, bounded
 
@@ -129,7 +129,7 @@ def _tls(certificate: Path | None, key: Path | None) -> dict[str, Path]:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Run the service until a signal stops it; raise FldbError if it cannot start."""
-    require_sampler()
+    sampler()
     with contextlib.suppress(ImportError):  # Windows
         import resource  # noqa: PLC0415
 

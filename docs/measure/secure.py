@@ -34,7 +34,7 @@ from fldb_flower.secure.protocol import (
 )
 from fldb_flower.secure.statistics import Shared, parts_of, size_of
 from fldb_flower.settings import Settings, from_flat
-from fldb_flower.wire.codec import encode_broadcast
+from fldb_flower.wire import encode_broadcast
 from simulations.benchmark import seconds
 from simulations.local_federation import VAULT, Secure, create_vaults
 

@@ -26,7 +26,7 @@ from fldb_flower.secure.protocol import (
     make_report,
 )
 from fldb_flower.secure.statistics import size_of, upload_of, vector_of
-from fldb_flower.wire.codec import UploadError
+from fldb_flower.wire import UploadError
 
 Z = 20.0  # noise multiplier
 ASKED = common((0.5, -0.5))
