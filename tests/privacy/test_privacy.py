@@ -353,7 +353,7 @@ def test_an_algorithm_that_asks_twice_about_duels_is_stopped(tmp_path, unit):
         with pytest.raises(PrivacyError, match=r"^algorithm=twice asks again about duels") as error:
             run(settings(**values, **PERSON), tmp_path)
     finally:
-        ALGORITHMS.remove("twice")
+        del ALGORITHMS["twice"]
     assert "\n" not in str(error.value)
     assert not (tmp_path / "summary.json").exists()
 

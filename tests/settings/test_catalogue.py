@@ -32,13 +32,7 @@ from simulations.run import run
 ENGINES = ["vectorized", "inprocess"]
 
 
-@pytest.fixture(autouse=True)
-def removed_afterwards():
-    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
-    yield
-    for catalogue, names in before:
-        for name in set(catalogue) - names:
-            catalogue.remove(name)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def regret(tmp_path, engine, **values):
@@ -155,10 +149,7 @@ def test_names_of_the_package_are_fixed_and_others_can_be_replaced():
     for target in (FLDBOGD, "fldb_flower.algorithms.ons:FLDBONS"):
         assert ALGORITHMS.register("mine", target) is target
     assert ALGORITHMS.load("mine").__name__ == "FLDBONS"
-    ALGORITHMS.remove("mine")
-    ALGORITHMS.remove("fldb_ogd")
-    assert "mine" not in ALGORITHMS
-    assert "fldb_ogd" in ALGORITHMS
+    assert ALGORITHMS.added == {"mine"}
 
 
 @pytest.mark.parametrize(
