@@ -24,7 +24,7 @@ from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.deployment.processes import tool
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.runs.results import discard_unfinished
-from fldb_flower.wire.codec import encode_broadcast
+from fldb_flower.wire import encode_broadcast
 from simulations.engines import SLOW_START, STARTS
 from simulations.engines.flower import superlink
 from simulations.local_process import environment

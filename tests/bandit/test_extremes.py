@@ -26,7 +26,7 @@ from fldb_flower.environments import make_environment
 from fldb_flower.environments.base import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
-from fldb_flower.federation import blocks
+from fldb_flower.federation import agents as agents_module
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
@@ -402,7 +402,7 @@ def test_a_run_that_fits_is_not_refused(monkeypatch, values):
     """The required memory is less than what a run takes, but not less than a hundredth of it."""
     settings = chosen(**{"num_agents": 40, "horizon": 300, **values})
     required = []
-    monkeypatch.setattr(blocks, "require_memory", lambda count, what: required.append(count))
+    monkeypatch.setattr(agents_module, "require_memory", lambda count, what: required.append(count))
     vectorized.run(settings, History(settings.horizon))  # imports modules and fills caches
     required.clear()
     tracemalloc.start()
