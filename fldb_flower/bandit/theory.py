@@ -119,15 +119,6 @@ def periodic_ogd_regret_bound(iterations: Array, settings: Settings) -> Array:
     return _ogd_bound(rounds, settings.num_agents * settings.tau, settings.alpha * scale, settings)
 
 
-def average_bound(iterations: Array, settings: Settings) -> Array | None:
-    """Return the bound of a run's average regret over agents, or None if the paper has none."""
-    if settings.schedule.name != "periodic" or settings.algorithm not in ("fldb_gd", "fldb_ogd"):
-        return None
-    if settings.algorithm == "fldb_gd":
-        return gd_regret_bound(iterations, settings) / settings.num_agents
-    return periodic_ogd_regret_bound(iterations, settings) / settings.num_agents
-
-
 def _ogd_bound(t: Array, num_agents: int, alpha: float, settings: Settings) -> Array:
     """Return the bound of Theorem 4.6; Prop. 4.7 replaces the first three arguments."""
     xp = namespace(t)

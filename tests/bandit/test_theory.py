@@ -178,13 +178,3 @@ def test_jensens_inequality_does_not_apply_to_different_functions():
     mean = sum(iterates) / 3
     right = sum((mean - c) ** 2 for c in centres)
     assert (left, right) == (pytest.approx(5.0), pytest.approx(51 / 9))
-
-
-def test_the_average_bound_is_the_theorems_bound_over_n_and_absent_where_there_is_none():
-    steps = np.array([1.0, 10.0, 500.0])
-    gd = make(algorithm="fldb_gd", num_agents=7)
-    np.testing.assert_allclose(
-        theory.average_bound(steps, gd) * 7, theory.gd_regret_bound(steps, gd)
-    )
-    for values in ({"algorithm": "ldb"}, {"algorithm": "fldb_ons"}):
-        assert theory.average_bound(steps, make(**values)) is None
