@@ -18,13 +18,14 @@ from fldb_flower.errors import DataError, SettingsError, one_line
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import one_blas_thread
-from fldb_flower.wire.codec import (
+from fldb_flower.wire import (
     DeviceRequest,
     DeviceUploadHeader,
     decode_broadcast,
     encode_upload,
+    pack_vector,
+    unpack_vector,
 )
-from fldb_flower.wire.records import pack_vector, unpack_vector
 
 MIN_DUELS_PER_FEATURE = 3
 """By default, an upload covers at least 3 d distinct duels.
@@ -65,7 +66,7 @@ class DeviceAgent(NumPyClient):
         """Store the estimate, and return statistics of the answers that are not acknowledged.
 
         The vectors and the ConfigRecords, as dictionaries, are those of
-        :mod:`fldb_flower.wire.codec`. Nothing is stored of a broadcast that is not valid, or that
+        :mod:`fldb_flower.wire`. Nothing is stored of a broadcast that is not valid, or that
         the device could not use.
         """
         request = DeviceRequest.from_config(config)

@@ -14,19 +14,20 @@ from fldb_flower.bandit.duels import clipped
 from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, scale_of
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
-from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import (
     AnyUpload,
     Broadcast,
     PlayRequest,
     ShareUpload,
     Upload,
+    limited_statistics,
+    sizes_and_weights,
     statistics,
 )
 from fldb_flower.linalg.arrays import LARGEST, Array, FloatArray
 from fldb_flower.linalg.linear import largest_norm, make_form, pack, solve, whiten
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
-from fldb_flower.wire.codec import encode_upload
+from fldb_flower.wire import encode_upload
 
 if TYPE_CHECKING:
     from clients.learning import PersonalLearner

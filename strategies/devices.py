@@ -11,8 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.settings import AUTO, Settings
-from fldb_flower.wire.codec import DeviceUploadHeader, UploadError, decode_upload
-from fldb_flower.wire.records import unpack_vector
+from fldb_flower.wire import DeviceUploadHeader, UploadError, decode_upload, unpack_vector
 from strategies.channel import Channel, Contribution, rivals
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
@@ -60,7 +59,7 @@ class DeviceChannel(Channel):
         self.tally = Tally()  # what was acknowledged last
 
     def contents(self, nodes: Sequence[int]) -> list[RecordDict]:
-        """Return the content for each node; see ``fldb_flower.wire.codec``."""
+        """Return the content for each node; see ``fldb_flower.wire``."""
         repeats, contents = self.broadcast.play is None, []
         for node in nodes:
             device = self.device_at(node)
