@@ -21,7 +21,7 @@ import fldb_flower as fldb
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.runs.plots import describe
