@@ -20,8 +20,7 @@ from fldb_flower.federation.history import Participation
 from fldb_flower.federation.plausibility import implausible, implausible_shares
 from fldb_flower.linalg.linear import make_form
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadError, encode_broadcast
-from fldb_flower.wire.records import pack_vector
+from fldb_flower.wire import UploadError, encode_broadcast, pack_vector
 
 IN_MEMORY_POLL_SECONDS = 0.01  # Flower's in-memory grid sleeps 0.1 s
 NETWORK_POLL_SECONDS = 0.2  # Flower's network grid sleeps 3 s

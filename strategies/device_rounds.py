@@ -15,7 +15,7 @@ from fldb_flower.errors import FederationError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.secure.report import task_of
+from fldb_flower.secure.protocol import task_of
 from fldb_flower.settings import Settings
 from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory

@@ -12,8 +12,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from fldb_flower.errors import RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import AUTO, Settings
-from fldb_flower.wire.codec import BroadcastHeader, DeviceUploadHeader, UploadError, decode_upload
-from fldb_flower.wire.records import unpack_vector
+from fldb_flower.wire import (
+    BroadcastHeader,
+    DeviceUploadHeader,
+    UploadError,
+    decode_upload,
+    unpack_vector,
+)
 from strategies.channel import Channel, Contribution, rivals
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
@@ -63,7 +68,7 @@ class DeviceChannel(Channel):
     def contents(
         self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> list[RecordDict]:
-        """Return the content for each node; see ``fldb_flower.wire.codec``."""
+        """Return the content for each node; see ``fldb_flower.wire``."""
         numbers: Any = config["header"]
         repeats = BroadcastHeader(*numbers).last == 0
         contents = []

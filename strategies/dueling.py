@@ -20,8 +20,7 @@ from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.mechanism import noise_of
 from fldb_flower.runs.plots import describe
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import encode_upload
-from fldb_flower.wire.records import content_bytes, pack_vector
+from fldb_flower.wire import content_bytes, encode_upload, pack_vector
 from strategies.channel import Channel, grouped
 from strategies.simulated import SimulatedChannel
 
@@ -197,7 +196,7 @@ class DuelingStrategy(Federation, Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord]:
         """Check replies of the exchange; once enough nodes have contributed, return the sum.
 
-        The sum is one vector in the form of uploads (``fldb_flower.wire.codec``): for example, the
+        The sum is one vector in the form of uploads (``fldb_flower.wire``): for example, the
         gradient and the upper triangles of W_new and of the Hessian. The record is None if nodes
         are to be asked again. The metrics are the numbers of nodes that contributed and that were
         refused and, with the sum, the number of duels.

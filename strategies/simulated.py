@@ -9,12 +9,17 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.agents import agents_of_node
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadError, UploadHeader, decode_outcomes, decode_upload
-from fldb_flower.wire.records import unpack_vector
+from fldb_flower.wire import (
+    UploadError,
+    UploadHeader,
+    decode_outcomes,
+    decode_upload,
+    unpack_vector,
+)
 from strategies.channel import Channel, Contribution, rivals
 
 

@@ -29,11 +29,17 @@ from fldb_flower.errors import FederationError, PrivacyError, SecureError
 from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.secure.messages import HELLO, REPORT, Reply, Request, SumAnswer, SumRequest
-from fldb_flower.secure.report import (
+from fldb_flower.secure import KEY
+from fldb_flower.secure.protocol import (
+    HELLO,
     KINDS,
+    REPORT,
     HelperKey,
+    Reply,
     Report,
+    Request,
+    SumAnswer,
+    SumRequest,
     integers_of,
     make_report,
     mask,
@@ -45,7 +51,7 @@ from fldb_flower.system.files import replace_file
 from simulations.engines.inprocess import InProcessGrid, failure
 from strategies.device_directory import DeviceDirectory
 from strategies.device_rounds import DeviceServer
-from strategies.secure import KEY, PlannedExchanges, SecureChannel
+from strategies.secure import PlannedExchanges, SecureChannel
 
 CLIP = 8.0
 RUN = {

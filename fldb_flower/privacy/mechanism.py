@@ -38,8 +38,13 @@ from fldb_flower.bandit.limits import units_of, weights_of
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import PrivacyError
-from fldb_flower.federation.contributions import sizes_and_weights
-from fldb_flower.federation.exchange import AnyUpload, Broadcast, Noise, ShareUpload
+from fldb_flower.federation.exchange import (
+    AnyUpload,
+    Broadcast,
+    Noise,
+    ShareUpload,
+    sizes_and_weights,
+)
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.linear import form_of, pack
 from fldb_flower.privacy.discrete import with_discrete_noise

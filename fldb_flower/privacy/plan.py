@@ -11,7 +11,7 @@ from fldb_flower.algorithms import make_algorithm
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import PrivacyError
 from fldb_flower.privacy import accounting
-from fldb_flower.secure.report import COST
+from fldb_flower.secure.protocol import COST
 from fldb_flower.settings import Settings, without_effect
 
 AGENTS, EPSILONS, ROUNDS = (30, 100, 300, 1_000), (1.0, 3.0, 8.0), 16
@@ -57,7 +57,7 @@ class ReleasePlan:
     def _of_unit(self, openings: int) -> float:
         """Return how many releases a unit contributes to: an answer to one of them.
 
-        With secure sums, each exchange costs as much as :data:`~fldb_flower.secure.report.COST`.
+        With secure sums, each exchange costs as much as :data:`~fldb_flower.secure.protocol.COST`.
         """
         if self._settings.privacy.unit == "answer":
             return min(openings, 1)

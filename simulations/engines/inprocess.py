@@ -25,7 +25,7 @@ from clients.simulated import LocalContext
 from fldb_flower import client_app, server_app
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import FldbError
-from fldb_flower.federation.blocks import require_agents
+from fldb_flower.federation.agents import require_agents
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings, to_flat

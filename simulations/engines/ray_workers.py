@@ -16,7 +16,7 @@ from typing import Any
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
 from fldb_flower.errors import FederationError, SettingsError, one_line
-from fldb_flower.federation.blocks import require_agents
+from fldb_flower.federation.agents import require_agents
 from fldb_flower.runs.experiment import CHECKPOINT_COST
 from fldb_flower.settings import Settings
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread, processors

@@ -22,8 +22,7 @@ import numpy as np
 
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.errors import FederationError, SettingsError, one_line
-from fldb_flower.federation.agents import AgentGroup, total_of_blocks
-from fldb_flower.federation.blocks import blocks_of, require_agents
+from fldb_flower.federation.agents import AgentGroup, blocks_of, require_agents, total_of_blocks
 from fldb_flower.federation.exchange import Broadcast, Federation
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array, join_parts, part_of

@@ -32,7 +32,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible_shares
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_nested
-from fldb_flower.wire.codec import (
+from fldb_flower.wire import (
     decode_broadcast,
     decode_upload,
     encode_broadcast,

@@ -27,7 +27,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import unpack_arrays
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat, from_nested, to_flat
-from fldb_flower.wire.codec import decode_upload
+from fldb_flower.wire import decode_upload
 from strategies import DuelingStrategy
 from strategies.simulated import SimulatedChannel
 

@@ -23,7 +23,14 @@ from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
-from fldb_flower.settings import EnvironmentSettings, Settings, from_flat, from_nested, to_nested
+from fldb_flower.settings import (
+    EnvironmentSettings,
+    Settings,
+    from_flat,
+    from_nested,
+    to_dotted,
+    unflatten,
+)
 from simulations.engines import vectorized
 from simulations.run import run
 
@@ -259,7 +266,7 @@ def test_numbers_are_the_studys_by_default(study):
     kebab = {"environment": "duels", "environment-path": str(study), "num-arms": 3}
     python = EnvironmentSettings(name="duels", path=str(study))
     assert chosen == from_flat(kebab, "a test") == Settings(environment=python, num_arms=3)
-    assert to_nested(chosen)["num_agents"] == 2
+    assert to_dotted(chosen)["num_agents"] == 2
 
 
 def test_replay_needs_half_of_the_people_with_nine_tenths_of_the_pairs(tmp_path):
@@ -307,7 +314,7 @@ def test_the_study_is_read_again_only_if_it_changes(study):
     (study / "duels.csv").write_text(DUELS + "carl,A,B,1\n")
     assert read_study(str(study)).people == ("bob", "ann", "carl")
     shutil.rmtree(study)  # settings of a finished run do not need it
-    assert from_nested(to_nested(chosen), "config.yaml") == chosen
+    assert from_nested(unflatten(to_dotted(chosen)), "config.yaml") == chosen
 
 
 def test_the_largest_difference_of_arms(study):

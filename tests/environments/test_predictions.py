@@ -12,8 +12,7 @@ from faulty_grid import Faults, FaultyGrid
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.bandit.duels import prediction_sums
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.agents import AgentGroup, agents_of_node
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat

@@ -9,11 +9,11 @@ from conftest import nested
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from test_devices import Federation
 
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.agents import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
-from fldb_flower.wire.records import content_bytes, pack_vector
+from fldb_flower.wire import content_bytes, pack_vector
 from simulations.engines import vectorized
 from simulations.engines.inprocess import InProcessGrid, LossyGrid
 from simulations.run import run

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.agents import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_flat, from_nested, to_flat
-from fldb_flower.wire.codec import UploadHeader
-from fldb_flower.wire.records import pack_vector
+from fldb_flower.wire import UploadHeader, pack_vector
 from simulations.engines.inprocess import InProcessGrid
 from strategies import channel, make_strategy
 from strategies.devices import DeviceChannel

@@ -18,8 +18,15 @@ from scipy import optimize, stats
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
-from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, statistics, total
+from fldb_flower.federation.exchange import (
+    Broadcast,
+    Federation,
+    PlayRequest,
+    limited_statistics,
+    sizes_and_weights,
+    statistics,
+    total,
+)
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.linear import Form
 from fldb_flower.privacy.mechanism import GaussianMechanism, simulated, with_noise

@@ -14,8 +14,13 @@ from fldb_flower.bandit.limits import factors, units_of
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import PrivacyError
-from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, statistics
+from fldb_flower.federation.exchange import (
+    Broadcast,
+    PlayRequest,
+    limited_statistics,
+    sizes_and_weights,
+    statistics,
+)
 from fldb_flower.linalg.linear import Form
 from fldb_flower.privacy.mechanism import largest_square, noise_per_unit
 from fldb_flower.settings import from_nested

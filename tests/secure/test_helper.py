@@ -38,8 +38,16 @@ from clients.helper.sums import AHEAD_SECONDS, RENEW_SECONDS, Helper
 from fldb_flower.deployment import __main__ as deployment
 from fldb_flower.deployment.keys import create, load_helper_key, load_helper_public_key
 from fldb_flower.errors import DataError, OutputError, SecureError
-from fldb_flower.secure.messages import SumAnswer, SumRequest
-from fldb_flower.secure.report import KINDS, SCALE, VALID_SECONDS, Header, HelperKey, make_report
+from fldb_flower.secure.protocol import (
+    KINDS,
+    SCALE,
+    VALID_SECONDS,
+    Header,
+    HelperKey,
+    SumAnswer,
+    SumRequest,
+    make_report,
+)
 
 ROOT = Path(__file__).parents[2]
 NOW, NUMBER = START, int(1000 * START)
@@ -600,7 +608,7 @@ def test_private_keys_and_seeds_are_in_no_file(start, folder, monkeypatch):
 
 @pytest.fixture
 def client(helper):
-    app = create_app(helper, SIGNER.public_key(), TOKEN)
+    app = create_app(helper, TOKEN)
     url = "https://helper.example"
     with TestClient(app, base_url=url, raise_server_exceptions=False) as client:
         yield client
@@ -662,7 +670,7 @@ def test_refusals_are_one_line(client, helper):
 
 def test_bodies_are_limited(helper, monkeypatch):
     monkeypatch.setattr(service, "MOST_BYTES", 2**20)
-    with TestClient(create_app(helper, SIGNER.public_key(), TOKEN)) as client:
+    with TestClient(create_app(helper, TOKEN)) as client:
         for content in (bytes(2**20 + 1), iter([bytes(2**20 + 1)])):
             reply = client.post("/sums", content=content, headers=BEARER)
             assert (reply.status_code, reply.json()["detail"]) == (

@@ -16,10 +16,17 @@ from fldb_flower.bandit.estimate import VARIANCES
 from fldb_flower.errors import PrivacyError, RoundAbandonedError, SettingsError
 from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
 from fldb_flower.secure import KEY
-from fldb_flower.secure.messages import ESTIMATE, REFUSED, REPORT, Reply
-from fldb_flower.secure.report import LEAST_SIGMA, SCALE, make_report
+from fldb_flower.secure.protocol import (
+    ESTIMATE,
+    LEAST_SIGMA,
+    REFUSED,
+    REPORT,
+    SCALE,
+    Reply,
+    make_report,
+)
 from fldb_flower.secure.statistics import size_of, upload_of, vector_of
-from fldb_flower.wire.codec import UploadError
+from fldb_flower.wire import UploadError
 
 Z = 20.0  # noise multiplier
 ASKED = common((0.5, -0.5))

@@ -44,9 +44,19 @@ from clients.vault.ledger import Journal, LedgerFile, day_of
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.secure.canonical import framed, unframed
-from fldb_flower.secure.messages import ESTIMATE, HELLO, REFUSED, REPORT, Reply, Request
-from fldb_flower.secure.report import COST, LEAST_SIGMA, SCALE
+from fldb_flower.secure.protocol import (
+    COST,
+    ESTIMATE,
+    HELLO,
+    LEAST_SIGMA,
+    REFUSED,
+    REPORT,
+    SCALE,
+    Reply,
+    Request,
+    framed,
+    unframed,
+)
 from fldb_flower.secure.statistics import Shared
 
 SOME = ([1.0, 0.5], 1.0), ([-0.25, 2.0], 0.0), ([3.0, 1.0], 0.5)
@@ -799,7 +809,7 @@ def test_the_configuration(tmp_path):
 
 
 WRONG_ENTRIES = (
-    ({"roster": '"r"'}, "'roster' is unknown: must be one of federation, helper, dimension"),
+    ({"roster": '"r"'}, "'roster' is unknown: must be one of federation, helper, ledger,"),
     ({"federation": '""'}, "federation='': must be 1 to 64 letters"),
     ({"federation": "1"}, "federation=1"),
     ({"dimension": 0}, "dimension=0: must be a whole number, 1 to 4096"),
@@ -850,12 +860,8 @@ def test_a_store_has_the_dimension_of_the_file(phone, tmp_path, clock):
 
 DAMAGED_LEDGERS = (
     b"", b"[]", b'{"created":0}', b'{"created":0,"days":{},"stores":{},"tasks":[]}',
-    b'{"created":-1,"days":{},"stores":{},"tasks":{}}',
-    b'{"created":0,"days":{"1":-0.5},"stores":{},"tasks":{}}',
     b'{"created":0,"days":{"x":0.5},"stores":{},"tasks":{}}',
     b'{"created":0,"days":{},"stores":{"a":[1]},"tasks":{}}',
-    b'{"created":0,"days":{},"stores":{"a":[1,true]},"tasks":{}}',
-    b'{"created":0,"days":{},"stores":{},"tasks":{"a":[1,2]}}',
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import from_nested, to_flat
-from fldb_flower.wire.codec import BroadcastHeader
+from fldb_flower.wire import BroadcastHeader
 from simulations.engines import vectorized
 from simulations.engines.inprocess import LOST, UNHEARD, InProcessGrid, LossyGrid
 from strategies import channel, make_strategy
