@@ -25,8 +25,7 @@ from fldb_flower.runs.results import (
     REGRET,
     identity,
 )
-from fldb_flower.settings import from_nested, unused
-from fldb_flower.settings.spellings import flatten
+from fldb_flower.settings import flatten, from_nested, unused
 from fldb_flower.system.progress import progress
 
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")

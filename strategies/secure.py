@@ -10,7 +10,7 @@ from logging import WARNING, getLogger
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.errors import (
@@ -289,9 +289,7 @@ class SecureChannel(DeviceChannel):
             broadcast=sha256(self._broadcast),
         )
 
-    def contents(
-        self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> list[RecordDict]:
+    def contents(self, nodes: Sequence[int]) -> list[RecordDict]:
         """Return the request for each node; a device that is not known has to introduce itself."""
         contents = []
         for node in nodes:
@@ -306,9 +304,7 @@ class SecureChannel(DeviceChannel):
             contents.append(RecordDict({"config": ConfigRecord({KEY: request.to_bytes()})}))
         return contents
 
-    def check(
-        self, node: int, reply: Message, number: int, broadcast: Broadcast
-    ) -> Contribution | None:
+    def check(self, node: int, reply: Message) -> Contribution | None:
         """Return a device's report; None if the device only introduced itself."""
         try:
             content: Any = reply.content
@@ -332,9 +328,9 @@ class SecureChannel(DeviceChannel):
             raise UploadError(str(error)) from None
         return Contribution(answer.device, self._nothing(), report)
 
-    def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
+    def accept(self) -> None:
         """Require one report."""
-        if broadcast.learns and not contributions:
+        if self.broadcast.learns and not self.contributions:
             raise RoundAbandonedError("no device sent a report")
 
     def answers(self, contribution: Contribution) -> int:
@@ -343,12 +339,12 @@ class SecureChannel(DeviceChannel):
 
     # The sum.
 
-    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Any:
+    def total(self) -> Any:
         """Return the sum of the reports, with the noise of both parties."""
         if self._header is None:
             return self._nothing()
-        sums = NoisySums(self._helper, self._header, self._noise)
-        values, included = sums.total(list(contributions))
+        broadcast, sums = self.broadcast, NoisySums(self._helper, self._header, self._noise)
+        values, included = sums.total(self.accepted)
         self._included = tuple(each.order for each in included)
         upload = upload_of(values, sums.deviation(), broadcast, self._units, self.form)
         reports, unit = len(included), self._units[DUELS]
@@ -410,7 +406,7 @@ class SecureChannel(DeviceChannel):
 
     # The state.
 
-    def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
+    def acknowledge(self) -> None:
         """Count the reports in the last sum; the next request to each device names the exchange."""
         if self._header is None:
             return

@@ -107,7 +107,7 @@ def registered() -> Iterator[None]:
     yield
     for catalogue, names in before:
         for name in set(catalogue) - names:
-            catalogue.remove(name)
+            del catalogue[name]
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ def ratings(tmp_path: Path) -> Callable[[], Path]:
 def register_world() -> Iterator[Callable[[Any], str]]:
     """Register an environment for one test; return its name."""
     yield lambda world: ENVIRONMENTS.register("world", world) and "world"
-    ENVIRONMENTS.remove("world")
+    ENVIRONMENTS.pop("world", None)
 
 
 def examples(number: int, parts: int = 3, **options: Any) -> settings:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.settings import check_value
+from fldb_flower.settings import entry_of
 from fldb_flower.system.process import require_memory
 
 _BYTES = (2 + len(OUTCOMES)) * 8  # per iteration
@@ -167,7 +167,7 @@ class History(Counts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.horizon = check_value("horizon", self.horizon)
+        self.horizon = entry_of("horizon").check(self.horizon, "horizon", "Python")
         require_memory(_BYTES * self.horizon, f"horizon={self.horizon}: the regret of a run")
         self._exchanges = np.zeros(self.horizon + 1, dtype=np.int64)  # after each iteration
         self._outcomes = np.zeros((self.horizon, len(OUTCOMES)))  # sums over the agents

@@ -342,7 +342,7 @@ def test_an_algorithm_that_asks_twice_about_duels_is_stopped(tmp_path):
             with pytest.raises(PrivacyError, match=r"^algorithm=twice asks again abou[^\n]*$"):
                 run(settings(**values, **noise), tmp_path)
     finally:
-        ALGORITHMS.remove("twice")
+        del ALGORITHMS["twice"]
     assert not (tmp_path / "summary.json").exists()
 
 

@@ -89,12 +89,14 @@ def test_reports_that_the_helper_cannot_open_are_not_in_the_sum():
     integers = np.ones(first.header.numbers, np.int64)
     good = server.report(1, first, ASKED, integers)
     bad = server.report(2, second, ASKED, integers, stranger.public_key())
-    server.nodes.total([good, bad], ASKED)
-    server.nodes.acknowledge({1: good, 2: bad})
+    server.nodes.contributions = {1: good, 2: bad}
+    server.nodes.total()
+    server.nodes.acknowledge()
     assert set(server.nodes.counted) == {device(1)}
     assert [len(each.sealed) for each in server.helper.asked] == [2, 1]
+    server.nodes.contributions = {2: bad}
     with pytest.raises(RoundAbandonedError, match="could open no report"):
-        server.nodes.total([bad], ASKED)
+        server.nodes.total()
 
 
 def test_the_next_request_names_the_exchange_that_counted_the_report():
@@ -136,7 +138,7 @@ def test_a_reply_for_something_else_is_refused():
     for content in ([0, 0, 0, 0], [1.5], [True], "x", 7, b""):
         record = RecordDict({"config": ConfigRecord({KEY: content})})
         with pytest.raises(UploadError, match="not an upload"):
-            server.nodes.check(1, SimpleNamespace(content=record), 1, ASKED)
+            server.nodes.check(1, SimpleNamespace(content=record))
 
 
 def test_a_refusal_is_not_asked_again():
