@@ -244,18 +244,15 @@ class DuelingStrategy(Federation, Strategy):
         replies = [reply for reply in replies if not reply.has_error()]
         contents = {id(message.content): message.content for message in self._sent}  # often shared
         sizes = {key: content_bytes(content) for key, content in contents.items()}
-        self.history.count_node_bytes(
-            sum(content_bytes(reply.content) for reply in replies),
-            sum(sizes[id(message.content)] for message in self._sent),
-        )
+        history = self.history
+        history.node_uploaded_bytes += sum(content_bytes(reply.content) for reply in replies)
+        history.node_downloaded_bytes += sum(sizes[id(message.content)] for message in self._sent)
         if broadcast.learns:
             asked = {message.metadata.dst_node_id for message in self._sent}
             uploads = {node for node, _ in channel.senders(replies)} - channel.introduced
             up, down = broadcast.sizes(self.algorithm.form)
-            self.history.count_bytes(
-                8 * up * channel.count_agents(uploads, channel.present),
-                8 * down * channel.count_agents(asked, channel.present),
-            )
+            history.uploaded_bytes += 8 * up * channel.count_agents(uploads, channel.present)
+            history.downloaded_bytes += 8 * down * channel.count_agents(asked, channel.present)
 
     def mark_counted(self) -> None:
         """Store that the last exchange's duels are counted; the next broadcast acknowledges it."""
