@@ -19,9 +19,10 @@ from fldb_flower.environments import (
     ChangingEnvironment,
     Environment,
     RecordedAnswers,
+    check_contexts,
     make_environment,
+    state_arrays,
 )
-from fldb_flower.environments.base import check_contexts, state_arrays
 from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.federation.exchange import (
     AnyUpload,
