@@ -19,8 +19,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.runs.directory import MODEL, SUMMARY
 from fldb_flower.runs.results import COLUMNS, CONFIG, REGRET, identity
-from fldb_flower.settings import from_nested, unused
-from fldb_flower.settings.spellings import flatten
+from fldb_flower.settings import flatten, from_nested, unused
 
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
 """The numbers in every summary."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fldb_flower.wire.records import content_bytes, pack_vector
+from fldb_flower.wire import content_bytes, pack_vector
 from simulations.local_federation import LocalFederation
 from simulations.local_process import LocalProcess
 

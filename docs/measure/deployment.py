@@ -24,7 +24,7 @@ from clients.store import DuelStore
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
-from fldb_flower.wire.records import content_bytes, pack_vector, unpack_vector
+from fldb_flower.wire import content_bytes, pack_vector, unpack_vector
 from fleet import Fleet, LightNode, Traffic
 from simulations.local_federation import LocalFederation
 from strategies.device_directory import DEMAND

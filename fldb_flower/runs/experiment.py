@@ -11,7 +11,7 @@ from fldb_flower.algorithms import Algorithm
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array, join_parts, part_of
-from fldb_flower.privacy.usefulness import cautions
+from fldb_flower.privacy.plan import cautions
 from fldb_flower.runs.plots import describe
 from fldb_flower.runs.results import PLOT, RunDirectory, stop_requested
 from fldb_flower.settings import Settings

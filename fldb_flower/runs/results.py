@@ -30,10 +30,10 @@ from fldb_flower.runs.plots import plot_regret
 from fldb_flower.settings import (
     AUTO,
     Settings,
-    default_of,
+    entry_of,
     from_nested,
     to_dotted,
-    to_nested,
+    unflatten,
     unused,
 )  # fmt: skip
 from fldb_flower.system.files import remove_leftovers
@@ -168,7 +168,7 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
 def _config_yaml(settings: Settings) -> bytes:
     from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
 
-    values = to_nested(settings)
+    values = unflatten(to_dotted(settings))
     for name in STORAGE_SETTINGS:
         del values[name]
     return OmegaConf.to_yaml(OmegaConf.create(values)).encode()
@@ -222,7 +222,7 @@ def identity(settings: Settings) -> str:
     # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
     nodes = () if settings.engine.name == "inprocess" else ("engine.num_nodes",)
     values = to_dotted(settings)
-    values |= {name: default_of(name) for name in unused(values)}
+    values |= {name: entry_of(name).default for name in unused(values)}
     if values["beta_scale"] == AUTO and not selects_by_curvature(settings):
         values["beta_scale"] = 1.0
     ignored = (*_NOT_IN_IDENTITY, *nodes)

@@ -19,7 +19,7 @@ import pandas as pd
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import FldbError, OutputError, SettingsError
-from fldb_flower.privacy.usefulness import cautions
+from fldb_flower.privacy.plan import cautions
 from fldb_flower.settings import Settings, from_keywords
 from fldb_flower.system.files import reason_of
 from fldb_flower.system.progress import progress as shown

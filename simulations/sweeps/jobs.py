@@ -24,8 +24,7 @@ from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.experiment import StoppedError
 from fldb_flower.runs.results import STOP
-from fldb_flower.settings import Settings, from_nested
-from fldb_flower.settings.spellings import flatten
+from fldb_flower.settings import Settings, flatten, from_nested
 from fldb_flower.system.files import replace_file
 from simulations.sweeps.plan import describe_exception
 

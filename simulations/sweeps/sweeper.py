@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tqdm import tqdm
 
 from fldb_flower.errors import FldbError, OutputError, SettingsError
-from fldb_flower.privacy.usefulness import cautions
+from fldb_flower.privacy.plan import cautions
 from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, request_stop, stop_requested
 from fldb_flower.settings import Settings, hydra_entries

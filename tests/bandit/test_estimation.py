@@ -12,7 +12,7 @@ from scipy.special import expit, log_expit
 
 from fldb_flower.algorithms.solvers import MAX_EXCHANGES, gradient_descent, lbfgs, newton
 from fldb_flower.bandit import newton as local
-from fldb_flower.bandit.estimates import LocalEstimates
+from fldb_flower.bandit.estimates import OwnEstimates
 from fldb_flower.errors import ConvergenceError, SettingsError
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.linalg.linear import Form, add_to_whiteners
@@ -215,7 +215,7 @@ def test_newton_on_one_duel_of_any_confidence(ridge, settled):
 @pytest.mark.parametrize("refit_ratio", [1.0, 4.0])
 def test_local_estimates_of_any_confidence(ridge, refit_ratio):
     """n duels won: ``ridge theta = n mu(-theta)``; the logarithm has its root by SciPy."""
-    estimates = LocalEstimates(1, 1, ridge, refit_ratio=refit_ratio)
+    estimates = OwnEstimates(1, 1, ridge, refit_ratio=refit_ratio)
     for count in range(1, 9):
         estimates.add(np.ones((1, 1)), np.ones(1))
         expected = brentq(
@@ -324,7 +324,7 @@ def rounds_of_duels(count, seed=0, scale=1.0):
 
 @pytest.mark.parametrize("ridge", RIDGES)
 def test_local_estimates_equal_scikit_learn_agent_by_agent(ridge):
-    estimates = LocalEstimates(AGENTS, D, ridge)
+    estimates = OwnEstimates(AGENTS, D, ridge)
     history = []
     for count, duels in enumerate(rounds_of_duels(20), start=1):
         history.append(duels)
@@ -350,7 +350,7 @@ def test_local_estimates_equal_scikit_learn_agent_by_agent(ridge):
     count=st.integers(1, 12),
 )
 def test_local_estimates_are_stationary_points(seed, scale, ridge, count):
-    estimates = LocalEstimates(AGENTS, D, ridge)
+    estimates = OwnEstimates(AGENTS, D, ridge)
     history = list(rounds_of_duels(count, seed, scale))
     for duels in history:
         estimates.add(*duels)
@@ -385,7 +385,7 @@ def test_local_estimates_before_and_after_duels_span_the_features(  # noqa: PLR0
     if duplicated:
         differences[..., -1] = differences[..., 0]
     preferences = (rng.random((count, 2)) < 0.5).astype(float)
-    estimates = LocalEstimates(2, d, ridge)
+    estimates = OwnEstimates(2, d, ridge)
     for duels in zip(differences, preferences, strict=True):
         estimates.add(*duels)
     for agent in range(2):
@@ -425,7 +425,7 @@ def test_many_features_with_distant_warm_starts(monkeypatch):
     d, count, ridge = 60, 40, 1 / 200
     rng = np.random.default_rng(3)
     theta = rng.standard_normal(d)
-    estimates = LocalEstimates(2, d, ridge)
+    estimates = OwnEstimates(2, d, ridge)
     oracle = [CountedLoss(np.empty((0, d)), np.empty(0)) for _ in range(2)]
     for number in range(count):
         differences = 1.5 * rng.standard_normal((2, d))
@@ -450,7 +450,7 @@ def test_duels_of_low_rank(kind, ridge):
     inside = np.linalg.qr(rng.standard_normal((d, 4)))[0].T
     theta = 0.3 * rng.standard_normal(d)
     first = 3.0 * rng.standard_normal((agents, d))
-    estimates = LocalEstimates(agents, d, ridge)
+    estimates = OwnEstimates(agents, d, ridge)
     oracle = [CountedLoss(np.empty((0, d)), np.empty(0)) for _ in range(agents)]
     for _ in range(2 * d):
         differences = {
@@ -468,8 +468,8 @@ def test_duels_of_low_rank(kind, ridge):
 
 
 def test_an_agents_estimate_does_not_depend_on_other_agents():
-    together = LocalEstimates(AGENTS, D, 1 / 500)
-    apart = [LocalEstimates(1, D, 1 / 500) for _ in range(AGENTS)]
+    together = OwnEstimates(AGENTS, D, 1 / 500)
+    apart = [OwnEstimates(1, D, 1 / 500) for _ in range(AGENTS)]
     for differences, preferences in rounds_of_duels(12, seed=1):
         together.add(differences, preferences)
         for agent, alone in enumerate(apart):
@@ -479,11 +479,11 @@ def test_an_agents_estimate_does_not_depend_on_other_agents():
 
 @pytest.mark.parametrize("saved_after", [0, 3, 8, 13])
 def test_local_estimates_restored_midway_go_on_identically(saved_after):
-    estimates = LocalEstimates(AGENTS, D, 1 / 500)
+    estimates = OwnEstimates(AGENTS, D, 1 / 500)
     for count, duels in enumerate(rounds_of_duels(15, seed=2)):
         if count == saved_after:
             state = {name: np.array(array) for name, array in estimates.state().items()}
-            restored = LocalEstimates(AGENTS, D, 1 / 500)
+            restored = OwnEstimates(AGENTS, D, 1 / 500)
             restored.restore(state)
         estimates.add(*duels)
         if count >= saved_after:
@@ -493,6 +493,6 @@ def test_local_estimates_restored_midway_go_on_identically(saved_after):
 
 def test_local_estimates_raise_if_the_minimum_is_not_found(monkeypatch):
     monkeypatch.setattr(local, "MAX_STEPS", 1)
-    estimates = LocalEstimates(AGENTS, D, 1 / 500)
+    estimates = OwnEstimates(AGENTS, D, 1 / 500)
     with pytest.raises(ConvergenceError, match=r"not reached in 1 Newton steps .*lambda=0\.002"):
         estimates.add(*next(rounds_of_duels(1)))

@@ -35,13 +35,14 @@ from fldb_flower.linalg.linear import (
     whitened,
 )
 from fldb_flower.settings import from_nested
-from fldb_flower.wire.codec import (
+from fldb_flower.wire import (
     decode_broadcast,
     decode_upload,
     encode_broadcast,
     encode_upload,
+    pack_vector,
+    unpack_vector,
 )
-from fldb_flower.wire.records import pack_vector, unpack_vector
 from simulations.engines import vectorized
 from simulations.run import run
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ from scipy import stats
 
 from fldb_flower.bandit.streams import (
     AgentStreams,
-    StreamReader,
     keyed_generator,
-    position_of,
     shared_generator,
 )
 
@@ -46,23 +43,6 @@ def test_shapes_are_agents_iterations_then_the_draw():
         "logistic": (6, 8),
         "permutations": (6, 8, 4),
     }
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_one_generator_draws_from_several_streams_in_turn(direct, monkeypatch):
-    with monkeypatch.context() as patch:
-        if not direct:  # NumPy stores the state differently
-            patch.setattr("fldb_flower.bandit.streams.position_of", lambda _: b"")
-        reader = StreamReader()
-    streams = [keyed_generator(0, agent) for agent in range(3)]
-    positions = [position_of(stream) for stream in streams]
-    for place in (0, 1, 2, 1, 0, 0, 2):
-        reader.position = positions[place]
-        drawn = reader.generator.standard_normal(5)
-        positions[place] = reader.position
-        np.testing.assert_array_equal(drawn, streams[place].standard_normal(5))
-    copy = pickle.loads(pickle.dumps(reader))
-    assert copy.generator.random() == streams[2].random()
 
 
 def test_agents_seeds_and_names_have_different_draws():
