@@ -196,11 +196,11 @@ def test_lost_late_and_repeated_replies_count_each_prediction_once(monkeypatch):
     chosen = settings(algorithm="ldb", tau=2, **where)
     covered, acknowledge = {}, SimulatedChannel.acknowledge
 
-    def acknowledging(nodes, contributions):
-        for each in contributions.values():
+    def acknowledging(nodes):
+        for each in nodes.contributions.values():
             (outcomes,) = each.upload.outcomes
             covered[each.claim.partition] = outcomes.first + len(outcomes.sums) - 1
-        acknowledge(nodes, contributions)
+        acknowledge(nodes)
 
     monkeypatch.setattr(SimulatedChannel, "acknowledge", acknowledging)
     history = History(T)
