@@ -225,7 +225,7 @@ def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T
     Returns
     -------
     callable
-        Decorator of a class like :class:`fldb_flower.environments.base.Environment`.
+        Decorator of a class like :class:`fldb_flower.environments.Environment`.
 
     Raises
     ------
@@ -238,7 +238,7 @@ def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T
 
     >>> import numpy as np
     >>> import fldb_flower as fldb
-    >>> from fldb_flower.environments.base import Contexts
+    >>> from fldb_flower.environments import Contexts
     >>> @fldb.register_environment("two_arms")
     ... class TwoArms:
     ...     def __init__(self, settings, agents):

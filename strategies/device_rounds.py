@@ -181,5 +181,5 @@ def make_device_server(
     signer = load_helper_public_key(Path(chosen.helper_key))
     helper = HelperClient(chosen.helper, Path(chosen.helper_token), signer, settings.node_wait)
     task = task_of(chosen.federation, signer.public_bytes_raw(), settings.dimension)
-    devices = SecureChannel(settings, helper, task, planned.plan.multiplier, planned.spend)
+    devices = SecureChannel(settings, helper, task, planned)
     return DeviceServer(devices, history, directory, say)

@@ -310,9 +310,7 @@ class SecureFederation:
         self._observe(directory)
         try:
             planned = PlannedExchanges(settings, history, directory)
-            nodes = SecureChannel(
-                settings, self.helper, TASK, planned.plan.multiplier, planned.spend, self._noise
-            )
+            nodes = SecureChannel(settings, self.helper, TASK, planned, self._noise)
             server = DeviceServer(nodes, history, directory, self.lines.append)
         except BaseException:
             directory.close()
@@ -432,7 +430,8 @@ class ServerAlone:
         self.settings = from_flat({**RUN, "privacy-clip": 2.0, **values}, "a test")
         self.helper, self.numbers = helper or FakeHelper(), list[int]()
         self.most = 10**6  # exchanges
-        self.nodes = SecureChannel(self.settings, self.helper, TASK, multiplier, self._spend, noise)
+        planned: Any = SimpleNamespace(multiplier=multiplier, spend=self._spend)
+        self.nodes = SecureChannel(self.settings, self.helper, TASK, planned, noise)
         self.form = self.nodes.form
 
     def _spend(self, number: int) -> int:
@@ -444,6 +443,7 @@ class ServerAlone:
     def ask(self, broadcast: Broadcast, nodes: Iterable[int]) -> list[Request]:
         """Begin an exchange, and let devices introduce themselves; return their requests."""
         self.nodes.begin(broadcast)
+        self.nodes.broadcast = broadcast
         for node in nodes:
             if not self.nodes.device_at(node):
                 assert self.reply(node, broadcast, Reply(HELLO, device(node))) is None
@@ -451,12 +451,13 @@ class ServerAlone:
         return self.requests(nodes)
 
     def requests(self, nodes: Iterable[int]) -> list[Request]:
-        contents: Any = self.nodes.contents([*nodes], 1, None, None)  # type: ignore[arg-type]
+        contents: Any = self.nodes.contents([*nodes])
         return [Request.from_bytes(each["config"][KEY]) for each in contents]
 
     def reply(self, node: int, broadcast: Broadcast, reply: Reply) -> Any:
         content = RecordDict({"config": ConfigRecord({KEY: reply.to_bytes()})})
-        return self.nodes.check(node, SimpleNamespace(content=content), 1, broadcast)  # type: ignore[arg-type]
+        self.nodes.broadcast = broadcast
+        return self.nodes.check(node, SimpleNamespace(content=content))  # type: ignore[arg-type]
 
     def report(
         self, node: int, request: Request, broadcast: Broadcast, integers: IntArray,
@@ -480,8 +481,9 @@ class ServerAlone:
             if isinstance(upload, Upload | ShareUpload):
                 values = integers_of(vector_of(upload, broadcast, self.units, self.form))
             contributions.append(self.report(node, request, broadcast, values))
-        total = self.nodes.total(contributions, broadcast)
-        self.nodes.acknowledge(dict(enumerate(contributions)))
+        self.nodes.contributions = dict(enumerate(contributions))
+        total = self.nodes.total()
+        self.nodes.acknowledge()
         return total
 
 

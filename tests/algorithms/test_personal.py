@@ -24,7 +24,7 @@ from fldb_flower.bandit.estimate import (
 )
 from fldb_flower.bandit.estimates import PersonalEstimates
 from fldb_flower.bandit.newton import Prior, minimise
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest

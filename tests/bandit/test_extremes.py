@@ -22,8 +22,7 @@ from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.environments import make_environment
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts, make_environment
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
 from fldb_flower.federation import agents as agents_module

@@ -149,12 +149,12 @@ def test_sent_and_received_bytes_are_counted(algorithm, values):
 
 def introduce(nodes, chosen, partitions):
     """Let nodes (node -> partition) of three reply to exchange 0, which plays no duels."""
-    nothing = Broadcast(PlayRequest(1, 0), None)
+    nodes.number, nodes.broadcast = 0, Broadcast(PlayRequest(1, 0), None)
     for node, partition in partitions.items():
         agents = len(agents_of_node(partition, 3, chosen.num_agents))
         config = {"header": [0, partition, 3, agents, 1], "outcomes": [], "exchange": 0}
         content = {"arrays": pack_vector(np.zeros(0)), "config": ConfigRecord(config)}
-        nodes.check(node, SimpleNamespace(content=RecordDict(content)), 0, nothing)
+        nodes.check(node, SimpleNamespace(content=RecordDict(content)))
     nodes.disputes([1001, 1002, 1003])
 
 

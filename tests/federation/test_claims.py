@@ -51,8 +51,9 @@ def reply(partition, partitions, agents=24):
 def judge(claims, order, connected):
     """Return the refused nodes with the reasons, and the names of the nodes."""
     nodes = SimulatedChannel(settings(num_agents=24), History(5))
+    nodes.number, nodes.broadcast = 1, FIRST_PLAY
     for node in order:
-        nodes.check(node, reply(*claims[node]), 1, FIRST_PLAY)
+        nodes.check(node, reply(*claims[node]))
     return nodes.disputes(connected), [nodes.name(node) for node in connected]
 
 
@@ -276,7 +277,7 @@ def meet(known, claims, order, connected):
     devices.restore({"counted": {}, "duels": 0, "nodes": known})
     for node in order:
         if known.get(node) != claims[node]:
-            assert devices.check(node, introduction(claims[node]), 1, FIRST_PLAY) is None
+            assert devices.check(node, introduction(claims[node])) is None
     return devices.disputes(connected), devices.state()["nodes"]
 
 

@@ -12,8 +12,7 @@ import fldb_flower as fldb
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
-from fldb_flower.environments import synthetic
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts, synthetic
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import History

@@ -20,7 +20,7 @@ from conftest import ROOT, nested
 import fldb_flower as fldb
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.runs.plots import describe
