@@ -10,20 +10,20 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fldb_flower.errors import FldbError, SettingsError
-from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.blocks import agents_of_node, require_agents
+from fldb_flower.federation.agents import AgentGroup, agents_of_node, require_agents
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.arrays import FloatArray, pack_arrays, unpack_arrays
 from fldb_flower.linalg.linear import Form, make_form
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
-from fldb_flower.wire.codec import (
+from fldb_flower.wire import (
     BroadcastHeader,
     UploadHeader,
     decode_broadcast,
     encode_upload,
+    pack_vector,
+    unpack_vector,
 )
-from fldb_flower.wire.records import pack_vector, unpack_vector
 
 _STATE = "agents"
 _COUNT_BYTES = 8  # before the arrays: the number of messages that the node has answered
@@ -46,7 +46,7 @@ class SimulatedAgents(NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Play the iterations of a broadcast and return statistics (Algorithm 1, lines 3 to 11).
 
-        The vectors and the ``header`` are those of :mod:`fldb_flower.wire.codec`. In ``config``,
+        The vectors and the ``header`` are those of :mod:`fldb_flower.wire`. In ``config``,
         ``counted`` is the last iteration whose duels the server has counted. The reply has the
         ``outcomes`` of each later iteration, five numbers each. ``exchange``, a number, is returned
         unchanged.

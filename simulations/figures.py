@@ -1,8 +1,8 @@
 """`python -m simulations.figures [NAME ...]`: the paper's figures, and their data as CSV.
 
 The settings of a figure are in ``conf/experiment/NAME.yaml``; its curves are defined here.
-``+ours`` adds FLDB-ONS, and LDB with a tuned width, as further curves. ``+bounds`` adds the paper's
-regret bounds, dashed. The figure ``regret`` is in the README and not in the paper.
+``+ours`` adds FLDB-ONS, and LDB with a tuned width, as further curves. The figure ``regret`` is in
+the README and not in the paper.
 """
 
 from __future__ import annotations
@@ -17,26 +17,22 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 
 import conf
-from fldb_flower.bandit.theory import average_bound
-from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError, one_line
+from fldb_flower.errors import OutputError, SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.runs import curves
 from fldb_flower.runs.plots import FORMATS, WIDTHS, save_figure
 from fldb_flower.runs.results import identity
 from fldb_flower.runs.styles import styles_of
 from fldb_flower.settings import Settings, from_nested
-from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
 from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.progress import progress
-from fldb_flower.system.startup import interruptible
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
 
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SEEDS = (0, 1, 2)  # "three independent runs", App. B
+SEEDS = 3  # "three independent runs", App. B
 Overrides = dict[str, Any]
 
 _OGD, _GD, _LDB = {"algorithm": "fldb_ogd"}, {"algorithm": "fldb_gd"}, {"algorithm": "ldb"}
@@ -63,15 +59,19 @@ _ESTIMATES = ("log_loss", "accuracy", "heterogeneity")  # of algorithms that hav
 
 
 class Panel(NamedTuple):
-    """A figure: its title, overrides of its experiment by curve, those of ``+ours``, its axis.
+    """A figure: its title, the overrides of its experiment by curve, and its horizontal axis.
 
     ``against`` is ``iteration`` (cumulative regret), or ``tau`` or ``rounds`` (final regret).
     """
 
     title: str
     curves: Mapping[str, Overrides]
-    ours: Mapping[str, Overrides] = MappingProxyType({})
     against: str = "iteration"
+
+    def all_curves(self, *, ours: bool = True) -> dict[str, Overrides]:
+        """Return the curves, with those of ``+ours`` beside an LDB that has no tuned one."""
+        has_untuned = "LDB" in self.curves and "LDB, tuned" not in self.curves
+        return {**self.curves, **(_OURS if ours and has_untuned else {})}
 
 
 def _final(arms: Iterable[int]) -> dict[str, Overrides]:
@@ -80,10 +80,10 @@ def _final(arms: Iterable[int]) -> dict[str, Overrides]:
 
 
 PANELS = {
-    "fig1a": Panel("N=50 (K=10, d=5)", _COMPARED, _OURS),
-    "fig1b": Panel("N=100 (K=10, d=5)", _COMPARED, _OURS),
-    "fig1c": Panel("N=100, tau=2 (K=10, d=5)", _COMPARED, _OURS),
-    "fig1d": Panel("MovieLens (K=5, d=10)", _COMPARED, _OURS),
+    "fig1a": Panel("N=50 (K=10, d=5)", _COMPARED),
+    "fig1b": Panel("N=100 (K=10, d=5)", _COMPARED),
+    "fig1c": Panel("N=100, tau=2 (K=10, d=5)", _COMPARED),
+    "fig1d": Panel("MovieLens (K=5, d=10)", _COMPARED),
     "fig2a": Panel("FLDB-OGD (K=10, d=5)", _AGENTS),
     "fig2b": Panel("FLDB-OGD (K=50, d=5)", _AGENTS),
     "fig2c": Panel(
@@ -95,12 +95,12 @@ PANELS = {
         },
     ),
     "fig2d": Panel("communication vs. regret (N=100, d=5)", _final([10]), against="rounds"),
-    "fig3a": Panel("sigma^2=0.01 (K=5, d=5)", _COMPARED, _OURS),
-    "fig3b": Panel("sigma^2=0.1 (K=5, d=5)", _COMPARED, _OURS),
-    "fig3c": Panel("sigma^2=0.25 (K=5, d=5)", _COMPARED, _OURS),
-    "fig4a": Panel("tau=4 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
-    "fig4b": Panel("tau=6 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
-    "fig4c": Panel("tau=8 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
+    "fig3a": Panel("sigma^2=0.01 (K=5, d=5)", _COMPARED),
+    "fig3b": Panel("sigma^2=0.1 (K=5, d=5)", _COMPARED),
+    "fig3c": Panel("sigma^2=0.25 (K=5, d=5)", _COMPARED),
+    "fig4a": Panel("tau=4 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}),
+    "fig4b": Panel("tau=6 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}),
+    "fig4c": Panel("tau=8 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}),
     "fig5a": Panel(r"final regret vs. $\tau$ (N=100)", _final([5, 10, 20]), against="tau"),
     "fig5b": Panel("final regret vs. rounds (N=100)", _final([5, 10, 20]), against="rounds"),
 }
@@ -117,21 +117,15 @@ _OVERVIEW = Panel(
 )
 
 
-class Output(NamedTuple):
-    """Formats of figures, and their width; None: that of each figure in the documents."""
-
-    width: str | None = None
-    formats: tuple[str, ...] = ("png",)
-
-
-_DEFAULT = Output()
-
-
 class Result(NamedTuple):
     """The regret of a run after each iteration, its counts, and the estimates that it has."""
 
     regret: list[float]
     numbers: dict[str, float]
+
+
+_Group = Sequence[tuple[Settings, Result]]  # one run per seed
+_Runs = Mapping[str, _Group]  # by curve
 
 
 def panel_of(name: str) -> Panel:
@@ -199,41 +193,35 @@ def make(
     folder: Path,
     *,
     ours: bool = False,
-    bounds: bool = False,
     movielens: str = "",
-    seeds: int = len(SEEDS),
-    output: Output = _DEFAULT,
+    seeds: int = SEEDS,
+    width: str | None = None,
+    formats: Sequence[str] = ("png",),
 ) -> dict[str, dict[str, list[Result]]]:
     """Simulate and draw figures, with their data as NAME.csv; return the results of each curve.
 
-    A run of two figures is simulated once.
+    A run of two figures is simulated once. By default, a figure has its width in the documents.
     """
-    panels = {name: panel_of(name) for name in names}
     wanted = {
-        (name, label): [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
-        for name, panel in panels.items()
-        for label, overrides in {**panel.curves, **(panel.ours if ours else {})}.items()
+        name: {
+            label: [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
+            for label, overrides in panel_of(name).all_curves(ours=ours).items()
+        }
+        for name in names
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write to {folder}: {reason_of(error)}") from None
-    results = each_once(each for group in wanted.values() for each in group)
-    found: dict[str, dict[str, list[Result]]] = {name: {} for name in names}
+    results = each_once(
+        each for groups in wanted.values() for group in groups.values() for each in group
+    )
+    found: dict[str, dict[str, list[Result]]] = {}
     with progress("draw", len(names), "figure") as done:
-        for name in names:
-            runs = {label: group for (of, label), group in wanted.items() if of == name}
-            rows = pd.concat(
-                _rows(label, each, results[each]) for label, group in runs.items() for each in group
-            )
-            path = folder / f"{name}.csv"
-            try:
-                replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
-            except OSError as error:
-                raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
-            shown = {label: group[0] for label, group in runs.items()} if bounds else {}
-            draw(name, rows, shown, folder, output)
-            found[name] = {label: [results[each] for each in runs[label]] for label in runs}
+        for name, groups in wanted.items():
+            runs = {label: [(each, results[each]) for each in groups[label]] for label in groups}
+            _write(name, runs, folder / f"{name}.csv", width, formats)
+            found[name] = {label: [result for _, result in runs[label]] for label in runs}
             done()
     return found
 
@@ -253,26 +241,15 @@ def _rows(label: str, settings: Settings, result: Result) -> pd.DataFrame:
     )
 
 
-def redraw(name: str, folder: Path, *, bounds: bool, movielens: str, output: Output) -> None:
-    """Draw a figure again from its CSV file, without simulating."""
-    path, panel = folder / f"{name}.csv", panel_of(name)
-    known = {**panel.curves, **panel.ours}
+def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Sequence[str]) -> None:
+    """Write the data of a figure, and draw it beside."""
+    rows = pd.concat(_rows(label, *run) for label in runs for run in runs[label])
     try:
-        rows = pd.read_csv(path, dtype={"iteration": "int64", "cumulative_regret": "float64"})
-        shown = {each: settings_of(name, known[each], 0, movielens) for each in rows.curve.unique()}
+        replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, AttributeError):
-        raise DataError(f"{path} is not the CSV file of {name}: draw without --redraw") from None
-    draw(name, rows, shown if bounds else {}, folder, output)
-
-
-def draw(
-    name: str, rows: pd.DataFrame, bounds: Mapping[str, Settings], folder: Path, output: Output
-) -> None:
-    """Draw a figure from its CSV, with the regret bounds of the curves in ``bounds``."""
+        raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
     panel = panel_of(name)
-    width = output.width or ("page" if name == OVERVIEW else "column")
+    width = width or ("page" if name == OVERVIEW else "column")
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -280,13 +257,14 @@ def draw(
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
         if panel.against == "iteration":
-            _draw_curves(axes, name, rows, bounds, narrow=width == "column")
+            curves.regret(axes, [_curve(runs[label], label, width == "column") for label in runs])
         else:
-            _draw_final(axes, panel.against, rows)
-        axes.set_title(f"{_math(panel.title)}\n{curves.errors_text([rows.seed.nunique()])}")
+            _draw_final(axes, panel.against, rows[rows.iteration == rows.iteration.max()])
+        seeds = curves.errors_text([len(group) for group in runs.values()])
+        axes.set_title(f"{_math(panel.title)}\n{seeds}")
 
     height = 2.5 if width == "column" else 3.2
-    save_figure(folder / f"{name}.png", paint, height=height, width=width, formats=output.formats)
+    save_figure(path, paint, height=height, width=width, formats=formats)
 
 
 def _math(label: str) -> str:
@@ -298,29 +276,12 @@ def _math(label: str) -> str:
     return re.sub(r"\b(N|K|d|tau|sigma\^2)=([\d.]+)", formula, label)
 
 
-def _draw_curves(
-    axes: Axes, name: str, rows: pd.DataFrame, bounds: Mapping[str, Settings], *, narrow: bool
-) -> None:
-    panel, labels, shown = panel_of(name), rows.curve.unique().tolist(), []
-    for label in labels:
-        part = rows[rows.curve == label]
-        wide = part.pivot(index="seed", columns="iteration", values="cumulative_regret")
-        values = values_of(name, {**panel.curves, **panel.ours}[label])
-        algorithm = str(values.get("algorithm", Settings.algorithm))
-        text = _math(label).replace(", ", "\n" if narrow and len(label) > 14 else ", ")
-        shown.append(curves.Curve(algorithm, wide.to_numpy(), text))
-    lines = curves.means(axes, shown)
-    for label, line in zip(labels, tuple(lines), strict=True):
-        steps = np.arange(1.0, rows.iteration.max() + 1)
-        if label in bounds and (bound := average_bound(steps, bounds[label])) is not None:
-            text = f"{line.get_label()}, bound"
-            lines += axes.plot(steps, bound, color=line.get_color(), linewidth=0.7, label=text)
-    curves.label_axes(axes)
-    curves.label(axes, lines)
+def _curve(group: _Group, label: str, narrow: bool) -> curves.Curve:
+    text = _math(label).replace(", ", "\n" if narrow and len(label) > 14 else ", ")
+    return curves.Curve(group[0][0].algorithm, [result.regret for _, result in group], text)
 
 
-def _draw_final(axes: Axes, against: str, rows: pd.DataFrame) -> None:
-    last = rows[rows.iteration == rows.iteration.max()]
+def _draw_final(axes: Axes, against: str, last: pd.DataFrame) -> None:
     groups = list(last.groupby("num_arms"))
     styles = styles_of(["fldb_ogd"] * len(groups))
     lines = []
@@ -346,22 +307,17 @@ def _draw_final(axes: Axes, against: str, rows: pd.DataFrame) -> None:
 
 def _make_asked(asked: argparse.Namespace) -> None:
     """Make the requested figures, and print their files, or CSV files without a plot."""
-    names = [name for name in asked.name if name not in ("+ours", "+bounds")]
+    names = [name for name in asked.name if name != "+ours"]
     if not names:
         names = [name for name in PANELS if asked.movielens or name != "fig1d"]
         if "fig1d" not in names:
             print("fig1d is omitted: it needs --movielens PATH", file=sys.stderr)
-    output = Output(asked.width, asked.format)
-    options = {"bounds": "+bounds" in asked.name, "movielens": asked.movielens, "output": output}
-    if asked.redraw:
-        with progress("draw", len(names), "figure") as done:
-            for name in names:
-                redraw(name, asked.output, **options)
-                done()
-    else:
-        make(names, asked.output, ours="+ours" in asked.name, seeds=asked.seeds, **options)
+    make(
+        names, asked.output, ours="+ours" in asked.name, movielens=asked.movielens,
+        seeds=asked.seeds, width=asked.width, formats=asked.format,
+    )  # fmt: skip
     for name in names:
-        drawn = [asked.output / f"{name}.{each}" for each in output.formats]
+        drawn = [asked.output / f"{name}.{each}" for each in asked.format]
         for path in [each for each in drawn if each.exists()] or [asked.output / f"{name}.csv"]:
             print(path)
 
@@ -380,11 +336,11 @@ def main() -> None:
     """Run the command."""
     parser = Parser(description=__doc__, allow_abbrev=False)
     known = ", ".join([*PANELS, OVERVIEW])
-    parser.add_argument("name", nargs="*", help=f"{known}, +ours, +bounds")
+    parser.add_argument("name", nargs="*", help=f"{known}, +ours")
     parser.add_argument("--output", type=Path, default=Path("figures"), help="folder")
     parser.add_argument("--movielens", default="", metavar="PATH", help="ratings, for fig1d")
     seeds = bounded(int, 1, 1000)
-    parser.add_argument("--seeds", type=seeds, default=len(SEEDS), help="of each curve (default 3)")
+    parser.add_argument("--seeds", type=seeds, default=SEEDS, help="of each curve (default 3)")
     parser.add_argument(
         "--format", type=_formats, default=("png",), metavar="FORMAT,...",
         help=f"{', '.join(FORMATS)}, separated by commas (default png)",
@@ -393,15 +349,9 @@ def main() -> None:
     parser.add_argument(
         "--width", choices=list(WIDTHS), help=f"{inches} (default: as in the documents)"
     )
-    parser.add_argument(
-        "--redraw", action="store_true", help="draw the CSV files in the folder, without simulating"
-    )
     asked = parser.parse_args()
-    with interruptible():
-        try:
-            _make_asked(asked)
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    with ending_in_one_line():
+        _make_asked(asked)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from fldb_flower.errors import SettingsError, extra_missing
-from fldb_flower.settings import defaults_nested, hydra_entries, suggestion
+from fldb_flower.settings import hydra_entries, suggestion, unflatten
 
 CONF = Path(conf.__path__[0])
 _HERE = "(from the command line)"
@@ -38,7 +38,8 @@ def store_settings(folders: Sequence[str] = ()) -> None:
     A file of the same name in ``conf/`` or in one of the folders, those of the user, replaces it.
     """
     store, known = ConfigStore.instance(), [CONF, *map(Path, folders)]
-    store.store(name="settings", node=defaults_nested())
+    defaults = {entry.dotted: entry.default for entry in hydra_entries()}
+    store.store(name="settings", node=unflatten(defaults))
     for entry in hydra_entries():
         group, key = entry.path[0], entry.path[-1]
         if key == "name" or group in {"algorithm", "selection"}:

@@ -62,7 +62,7 @@ class DeviceDirectory(ResultsDirectory):
             strategy.algorithm.restore(dict(last.arrays))
             devices.restore(last.numbers["devices"])
             strategy.history.restore_counts(last.numbers["counts"])
-            strategy.history.count_opening(last.numbers["openings"])
+            strategy.history.openings = last.numbers["openings"]
             self._sizes = dict(last.numbers["sizes"])
         with self.writing():
             for name in self._sizes:

@@ -15,7 +15,7 @@ from fldb_flower.errors import FederationError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.secure.report import task_of
+from fldb_flower.secure.protocol import task_of
 from fldb_flower.settings import Settings
 from strategies import make_strategy
 from strategies.device_directory import DeviceDirectory
@@ -181,5 +181,5 @@ def make_device_server(
     signer = load_helper_public_key(Path(chosen.helper_key))
     helper = HelperClient(chosen.helper, Path(chosen.helper_token), signer, settings.node_wait)
     task = task_of(chosen.federation, signer.public_bytes_raw(), settings.dimension)
-    devices = SecureChannel(settings, helper, task, planned.plan.multiplier, planned.spend)
+    devices = SecureChannel(settings, helper, task, planned)
     return DeviceServer(devices, history, directory, say)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadHeader
-from fldb_flower.wire.records import unpack_vector
+from fldb_flower.wire import UploadHeader, unpack_vector
 from simulations.engines.inprocess import LOST, UNHEARD, LossyGrid, failure
 
 

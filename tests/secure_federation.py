@@ -29,11 +29,17 @@ from fldb_flower.errors import FederationError, PrivacyError, SecureError
 from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.secure.messages import HELLO, REPORT, Reply, Request, SumAnswer, SumRequest
-from fldb_flower.secure.report import (
+from fldb_flower.secure import KEY
+from fldb_flower.secure.protocol import (
+    HELLO,
     KINDS,
+    REPORT,
     HelperKey,
+    Reply,
     Report,
+    Request,
+    SumAnswer,
+    SumRequest,
     integers_of,
     make_report,
     mask,
@@ -45,7 +51,7 @@ from fldb_flower.system.files import replace_file
 from simulations.engines.inprocess import InProcessGrid, failure
 from strategies.device_directory import DeviceDirectory
 from strategies.device_rounds import DeviceServer
-from strategies.secure import KEY, PlannedExchanges, SecureChannel
+from strategies.secure import PlannedExchanges, SecureChannel
 
 CLIP = 8.0
 RUN = {
@@ -304,9 +310,7 @@ class SecureFederation:
         self._observe(directory)
         try:
             planned = PlannedExchanges(settings, history, directory)
-            nodes = SecureChannel(
-                settings, self.helper, TASK, planned.plan.multiplier, planned.spend, self._noise
-            )
+            nodes = SecureChannel(settings, self.helper, TASK, planned, self._noise)
             server = DeviceServer(nodes, history, directory, self.lines.append)
         except BaseException:
             directory.close()
@@ -426,7 +430,8 @@ class ServerAlone:
         self.settings = from_flat({**RUN, "privacy-clip": 2.0, **values}, "a test")
         self.helper, self.numbers = helper or FakeHelper(), list[int]()
         self.most = 10**6  # exchanges
-        self.nodes = SecureChannel(self.settings, self.helper, TASK, multiplier, self._spend, noise)
+        planned: Any = SimpleNamespace(multiplier=multiplier, spend=self._spend)
+        self.nodes = SecureChannel(self.settings, self.helper, TASK, planned, noise)
         self.form = self.nodes.form
 
     def _spend(self, number: int) -> int:
@@ -438,6 +443,7 @@ class ServerAlone:
     def ask(self, broadcast: Broadcast, nodes: Iterable[int]) -> list[Request]:
         """Begin an exchange, and let devices introduce themselves; return their requests."""
         self.nodes.begin(broadcast)
+        self.nodes.broadcast = broadcast
         for node in nodes:
             if not self.nodes.device_at(node):
                 assert self.reply(node, broadcast, Reply(HELLO, device(node))) is None
@@ -445,12 +451,13 @@ class ServerAlone:
         return self.requests(nodes)
 
     def requests(self, nodes: Iterable[int]) -> list[Request]:
-        contents: Any = self.nodes.contents([*nodes], 1, None, None)  # type: ignore[arg-type]
+        contents: Any = self.nodes.contents([*nodes])
         return [Request.from_bytes(each["config"][KEY]) for each in contents]
 
     def reply(self, node: int, broadcast: Broadcast, reply: Reply) -> Any:
         content = RecordDict({"config": ConfigRecord({KEY: reply.to_bytes()})})
-        return self.nodes.check(node, SimpleNamespace(content=content), 1, broadcast)  # type: ignore[arg-type]
+        self.nodes.broadcast = broadcast
+        return self.nodes.check(node, SimpleNamespace(content=content))  # type: ignore[arg-type]
 
     def report(
         self, node: int, request: Request, broadcast: Broadcast, integers: IntArray,
@@ -474,8 +481,9 @@ class ServerAlone:
             if isinstance(upload, Upload | ShareUpload):
                 values = integers_of(vector_of(upload, broadcast, self.units, self.form))
             contributions.append(self.report(node, request, broadcast, values))
-        total = self.nodes.total(contributions, broadcast)
-        self.nodes.acknowledge(dict(enumerate(contributions)))
+        self.nodes.contributions = dict(enumerate(contributions))
+        total = self.nodes.total()
+        self.nodes.acknowledge()
         return total
 
 

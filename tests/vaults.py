@@ -21,15 +21,17 @@ from clients.vault.ledger import Ledger, LedgerFile
 from fldb_flower.bandit.estimate import CommonPrior, Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.linear import make_form
-from fldb_flower.secure.messages import ESTIMATE, REPORT, Reply, Request
-from fldb_flower.secure.report import (
+from fldb_flower.secure.protocol import (
+    ESTIMATE,
+    REPORT,
     SCALE,
     Header,
     HelperKey,
+    Reply,
     Report,
+    Request,
     mask,
     open_seed,
-    signed,
     task_of,
 )
 from fldb_flower.secure.statistics import Shared, parts_of, size_of
@@ -176,7 +178,7 @@ def opened(request: Request, reply: Reply) -> np.ndarray:
     report = Report.from_bytes(reply.report, request.header.numbers)
     seed = open_seed(request.header, report.sealed, KEY)
     assert seed is not None
-    return signed(report.masked + mask(seed, request.header.numbers))
+    return (report.masked + mask(seed, request.header.numbers)).view(np.int64)
 
 
 def share_by_hand(

@@ -36,8 +36,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from clients.store import ConflictingAnswerError, DuelExpiredError, UndoError, UnknownDuelError
 from clients.validation import first_error
 from fldb_flower.errors import DataError, FldbError, OutputError, SecureError, one_line
+from fldb_flower.system.commands import ending_in_one_line
 from fldb_flower.system.files import create_file, read_file
-from fldb_flower.system.startup import interruptible, leave
+from fldb_flower.system.startup import leave
 
 BINARY = "application/octet-stream"
 _LOG = logging.getLogger("uvicorn.error")
@@ -116,11 +117,8 @@ LIMITS = Limits()
 
 def run(serve: Callable[[], None]) -> None:
     """Run a service; a signal ends it with one line, and a user error with status 1 as well."""
-    with interruptible(lambda: "stopped"):  # uvicorn raises the signal again after its shutdown
-        try:
-            serve()
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    with ending_in_one_line("stopped"):  # uvicorn raises the signal again after its shutdown
+        serve()
 
 
 def listen(host: str, port: int) -> socket.socket:

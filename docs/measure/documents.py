@@ -173,7 +173,7 @@ def figures_runs(name: str) -> dict[str, measured.Run]:
             "seeds": SEEDS,
             **{key: [] for key in measures},
         }
-        for label, overrides in {**panel.curves, **panel.ours}.items()
+        for label, overrides in panel.all_curves().items()
     }
 
 

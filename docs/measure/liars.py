@@ -13,15 +13,14 @@ from common import by_seed
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.environments.synthetic import Synthetic
-from fldb_flower.federation.contributions import sizes_and_weights
-from fldb_flower.federation.exchange import Broadcast, Upload
+from fldb_flower.federation.exchange import Broadcast, Upload, sizes_and_weights
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.secure.report import KINDS
+from fldb_flower.secure.protocol import KINDS
 from fldb_flower.settings import Settings, from_nested
 from simulations.engines.vectorized import DirectFederation
-from strategies.noisy_sums import FAR
+from strategies.secure import FAR
 
 COMMON: dict[str, Any] = {
     "algorithm": "fldb_ons", "horizon": 300, "schedule": {"name": "geometric", "ratio": 1.5},

@@ -23,7 +23,7 @@ from fldb_flower.bandit.estimate import (
     mean_squared_length,
     scale_of,
 )
-from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates
+from fldb_flower.bandit.estimates import OwnEstimates, PersonalEstimates
 from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.selection.selector import Selector
@@ -124,7 +124,7 @@ class LocalEstimatesPolicy(Policy):
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         agents, d = len(streams.agents), settings.dimension
         self._selector = Selector(settings, streams, arrays)
-        self._estimates = LocalEstimates(agents, d, settings.ridge, arrays, settings.refit_ratio)
+        self._estimates = OwnEstimates(agents, d, settings.ridge, arrays, settings.refit_ratio)
         self._arrays = arrays
         identity = arrays.eye(d) * math.sqrt(settings.kappa_mu / settings.ridge)
         self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2

@@ -21,9 +21,9 @@ from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import AnyUpload, Broadcast, Noise, ShareUpload, Upload
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.linear import Form, make_form, pack
-from fldb_flower.secure.canonical import checked_fields, checked_integer, framed, unframed
+from fldb_flower.secure.protocol import checked_fields, checked_integer, framed, unframed
 from fldb_flower.settings import SELECTION_SETTINGS, PrivacySettings, Settings
-from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_broadcast
+from fldb_flower.wire import BroadcastHeader, decode_broadcast, encode_broadcast
 
 DUELS = "num_duels"
 """The part with the number of duels: the new ones, or with shares all of the person's."""

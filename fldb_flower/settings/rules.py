@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, AlgorithmEntry
 from fldb_flower.errors import SettingsError
-from fldb_flower.settings.entries import AUTO, NONE, RAY, Need, entries_of
+from fldb_flower.settings.entries import AUTO, NONE, RAY, entries_of
 
 if TYPE_CHECKING:
-    from fldb_flower.settings.declaration import Settings
+    from fldb_flower.settings import Settings
 
 MOVIELENS_ITEMS = 200  # the items with most ratings; also the number of users
 MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
@@ -35,6 +34,9 @@ _NO_NOISE = "privacy.epsilon=none: no noise is added; set privacy.epsilon to a n
 
 # --- what a setting needs --------------------------------------------------------------------
 
+Need = Callable[[Mapping[str, Any]], str]
+"""Returns why a setting has no effect (``algorithm=ldb``), from all settings; empty if it has."""
+
 
 def _where(name: str, test: Callable[[Any], bool]) -> Need:
     """Need a value of another setting that passes a test; a missing one is no obstacle."""
@@ -46,22 +48,22 @@ def _where(name: str, test: Callable[[Any], bool]) -> Need:
     return need
 
 
-def only(name: str, *values: Any) -> Need:
+def _only(name: str, *values: Any) -> Need:
     """Need one of the given values of another setting."""
     return _where(name, lambda value: value in values)
 
 
-def algorithms(*names: str) -> Need:
+def _algorithms(*names: str) -> Need:
     """Need one of the package's algorithms; what others use is not known."""
     return _where("algorithm", lambda name: name in names or not _is_own(name))
 
 
-def algorithm_with(test: Callable[[AlgorithmEntry], bool]) -> Need:
+def _algorithm_with(test: Callable[[AlgorithmEntry], bool]) -> Need:
     """Need an algorithm with certain attributes."""
     return _where("algorithm", lambda name: name not in ALGORITHMS or test(ALGORITHMS[name]))
 
 
-def environments(*names: str) -> Need:
+def _environments(*names: str) -> Need:
     """Need one of the package's environments; what others use is not known."""
     return _where(
         "environment.name",
@@ -69,10 +71,7 @@ def environments(*names: str) -> Need:
     )
 
 
-scheduled = algorithm_with(lambda entry: entry.scheduled)
-simulation = _where("mode", lambda mode: mode != "devices")
-devices = only("mode", "devices")
-selected_pairs = _where("environment.play", lambda play: play != "predict")
+_selected_pairs = _where("environment.play", lambda play: play != "predict")
 """Need pairs that agents select; in predict they are those of the recorded duels."""
 _widths = _where(
     "algorithm", lambda name: not _is_own(name) or ALGORITHMS[name].agents in {"common", "local"}
@@ -80,8 +79,7 @@ _widths = _where(
 _messages = _where("engine.name", lambda engine: engine != "vectorized")
 
 
-def private(settings: Mapping[str, Any]) -> str:
-    """Need noise."""
+def _private(settings: Mapping[str, Any]) -> str:
     return "" if _is_private(settings) else _NO_NOISE
 
 
@@ -92,32 +90,32 @@ def _confidence(settings: Mapping[str, Any]) -> str:
     return _widths(settings)
 
 
-def ridge(settings: Mapping[str, Any]) -> str:
+def _ridge(settings: Mapping[str, Any]) -> str:
     """Need lambda as the ridge of the loss, or in W_sync; FLDB-ONS has it in W_sync only."""
     is_ons = settings.get("algorithm") == "fldb_ons"
-    return _confidence(settings) or (selected_pairs(settings) if is_ons else "")
+    return _confidence(settings) or (_selected_pairs(settings) if is_ons else "")
 
 
-def bound_of_theory(settings: Mapping[str, Any]) -> str:
+def _bound_of_theory(settings: Mapping[str, Any]) -> str:
     """Need beta_t, for the selection of pairs or for the radius of FLDB-OGD's projection."""
     if settings.get("algorithm") == "fldb_ogd" and settings.get("projection_radius") == AUTO:
         return ""
-    return _confidence(settings) or selected_pairs(settings)
+    return _confidence(settings) or _selected_pairs(settings)
 
 
-def ridge_of_curvature(settings: Mapping[str, Any]) -> str:
+def _ridge_of_curvature(settings: Mapping[str, Any]) -> str:
     """Need FLDB-ONS, or the first step of FLDB-OGD with noise."""
-    return algorithms("fldb_ons", *(("fldb_ogd",) if _is_private(settings) else ()))(settings)
+    return _algorithms("fldb_ons", *(("fldb_ogd",) if _is_private(settings) else ()))(settings)
 
 
-def nodes(settings: Mapping[str, Any]) -> str:
+def _nodes(settings: Mapping[str, Any]) -> str:
     """Need nodes that exchange messages."""
     return "" if settings.get("mode") == "devices" else _messages(settings)
 
 
-def longest_difference(settings: Mapping[str, Any]) -> str:
+def _longest_difference(settings: Mapping[str, Any]) -> str:
     """Need a use of max_difference: uploads are checked, limited, or encoded as integers."""
-    return "" if settings.get("secure") or _is_private(settings) else nodes(settings)
+    return "" if settings.get("secure") or _is_private(settings) else _nodes(settings)
 
 
 def _is_private(settings: Mapping[str, Any]) -> bool:
@@ -126,6 +124,68 @@ def _is_private(settings: Mapping[str, Any]) -> bool:
 
 def _is_own(algorithm: Any) -> bool:
     return algorithm in ALGORITHMS and algorithm not in ALGORITHMS.added
+
+
+_NEEDS: tuple[tuple[Need, str], ...] = (
+    (_only("mode", "simulation"), "environment schedule num_arms tau checkpoint_seconds"),
+    (_only("mode", "devices"), "devices"),
+    (
+        _only("secure", True),
+        "devices.federation devices.helper devices.helper_key devices.helper_token",
+    ),
+    (_algorithm_with(lambda entry: entry.scheduled), "schedule tau"),
+    (_only("schedule.name", "periodic"), "tau"),
+    (_only("schedule.name", "geometric"), "schedule.ratio"),
+    (_environments("synthetic"), "environment.sigma"),
+    (_environments("movielens", "duels"), "environment.path"),
+    (_environments("movielens"), "environment.users"),
+    (
+        _environments("duels"),
+        "environment.play environment.max_people environment.min_answers",
+    ),
+    (_only("engine.name", "inprocess", "flower"), "engine.num_nodes"),
+    (_only("engine.name", "flower"), "engine.num_cpus engine.num_gpus"),
+    (_only("engine.name", "vectorized"), "engine.workers checkpoint_seconds"),
+    (
+        _private,
+        "privacy.delta privacy.unit privacy.clip privacy.parties privacy.min_variance",
+    ),
+    (_algorithm_with(lambda entry: entry.agents != "uniform"), "selection"),
+    (_algorithm_with(lambda entry: entry.agents in {"common", "local"}), "beta_scale"),
+    (_algorithm_with(lambda entry: entry.agents in {"local", "personal"}), "refit_ratio"),
+    (_algorithm_with(lambda entry: entry.agents == "common"), "matrix_form"),
+    (
+        _algorithm_with(lambda entry: entry.agents == "personal"),
+        "privacy.min_variance personal_ridge personal_width",
+    ),
+    (_algorithm_with(lambda entry: entry.exchanges == "several_first"), "first_round"),
+    (_algorithms("fldb_ogd"), "alpha step_index projection_center projection_radius"),
+    (_algorithms("fldb_gd"), "solver gd_steps gd_step_size"),
+    (_only("solver", "gd"), "gd_steps gd_step_size"),
+    (_algorithms("fldb_ons"), "ons_width"),
+    (_only("beta_scale", AUTO), "ons_width"),
+    (_algorithms("fldb_personal"), "personal_variance"),
+    (_ridge, "lambda"),
+    (_ridge_of_curvature, "ons_ridge"),
+    (_bound_of_theory, "kappa_mu delta"),
+    (_selected_pairs, "selection beta_scale ons_width personal_width"),
+    (_longest_difference, "max_difference"),
+    (_nodes, "quorum node_wait reply_timeout max_message_mb"),
+)
+"""Needs, in the order in which reasons are given, and the settings or groups that have them."""
+
+
+def unused(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings without effect on a run, by dotted name, each with the reason.
+
+    ``values`` are settings by dotted name, as a file may have them: some may be missing or invalid.
+    """
+    reasons: dict[str, str] = {}
+    for need, names in _NEEDS:
+        if reason := need(values):
+            reasons = dict.fromkeys(names.split(), reason) | reasons
+    found = {name: reasons.get(name.partition(".")[0], reasons.get(name)) for name in values}
+    return {name: reason for name, reason in found.items() if reason}
 
 
 # --- values that follow from other settings --------------------------------------------------
@@ -147,30 +207,6 @@ def automatic(settings: Settings) -> dict[str, Any]:
     if environment.play == "predict":
         values["num_arms"] = 2  # those of the recorded duel
     return values
-
-
-def takes_one_exchange(settings: Settings) -> bool:
-    """Return whether each round takes exactly one exchange of statistics.
-
-    FLDB-Personal's does; with ``first_round=step`` also those of FLDB-OGD and FLDB-ONS. A round
-    that is run again, because replies were missing, repeats its exchange.
-    """
-    exchanges = ALGORITHMS[settings.algorithm].exchanges
-    return exchanges == "one" or (exchanges == "several_first" and settings.takes_first_step)
-
-
-def clip_length(settings: Settings) -> float | None:
-    """Return ``privacy.clip`` as a number; None if it is auto and nothing determines it.
-
-    auto is max_difference if that is a number. In a simulation with ``environment=synthetic``, it
-    is ``sqrt(2 d)``, the root of the mean squared length of a difference of two N(0, I) arms.
-    """
-    for length in (settings.privacy.clip, settings.max_difference):
-        if length != AUTO:
-            return float(length)
-    if settings.mode == "simulation" and settings.environment.name == "synthetic":
-        return math.sqrt(2.0 * settings.dimension)
-    return None
 
 
 # --- settings that do not go together --------------------------------------------------------
@@ -280,15 +316,14 @@ def _privacy_problems(settings: Settings) -> Problems:
                 yield f"{entry.dotted}={value!r}", reason
         return
     name, epsilon = settings.algorithm, f"privacy.epsilon={privacy.epsilon:g}"
-    exchanges = "one" if takes_one_exchange(settings) else ALGORITHMS[name].exchanges
-    if exchanges != "one":
+    if settings.exchanges != "one":
         reason = {
             "none": "releases nothing, so it needs no noise; leave it out",
             "several_first": "releases several sums over the duels of the first round; use"
             " first_round=step",
             "several": "releases many sums over all duels, each of which needs noise; use"
             " algorithm=fldb_ons with first_round=step",
-        }[exchanges]
+        }[settings.exchanges]
         yield epsilon, f"algorithm={name} {reason}"
     if settings.robust == "trimmed":
         reason = "a trimmed mean has no known sensitivity; use robust=none"

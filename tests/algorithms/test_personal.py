@@ -24,7 +24,7 @@ from fldb_flower.bandit.estimate import (
 )
 from fldb_flower.bandit.estimates import PersonalEstimates
 from fldb_flower.bandit.newton import Prior, minimise
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
@@ -32,7 +32,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.federation.plausibility import implausible_shares
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_nested
-from fldb_flower.wire.codec import (
+from fldb_flower.wire import (
     decode_broadcast,
     decode_upload,
     encode_broadcast,

@@ -18,15 +18,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from fldb_flower.algorithms.ons import FLDBONS
-from fldb_flower.algorithms.schedules import Round, geometric, periodic
+from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.environments import make_environment
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts, make_environment
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.errors import ConvergenceError, DataError, FldbError, SettingsError
-from fldb_flower.federation import blocks
+from fldb_flower.federation import agents as agents_module
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
@@ -402,7 +401,7 @@ def test_a_run_that_fits_is_not_refused(monkeypatch, values):
     """The required memory is less than what a run takes, but not less than a hundredth of it."""
     settings = chosen(**{"num_agents": 40, "horizon": 300, **values})
     required = []
-    monkeypatch.setattr(blocks, "require_memory", lambda count, what: required.append(count))
+    monkeypatch.setattr(agents_module, "require_memory", lambda count, what: required.append(count))
     vectorized.run(settings, History(settings.horizon))  # imports modules and fills caches
     required.clear()
     tracemalloc.start()
@@ -467,11 +466,6 @@ def test_numbers_of_bytes():
         (lambda: AgentStreams(0, 5), "agents=5 (from Python): must be a range"),
         (lambda: AgentGroup(Settings(num_agents=3), range(4)), "below num_agents=3"),
         (lambda: make_environment(Settings(num_agents=3), range(2, 4)), "below num_agents=3"),
-        (lambda: periodic(0), "tau=0 (from Python): must be at least 1"),
-        (lambda: periodic(1.5), "tau=1.5 (from Python): must be a whole number"),
-        (lambda: geometric(1.0), "ratio=1.0 (from Python): must be above 1"),
-        (lambda: geometric(math.nan), "ratio=nan (from Python): must be a number"),
-        (lambda: geometric(1e308), "ratio=1e+308 (from Python): must be above 1 and at most"),
     ],
 )
 def test_other_arguments_are_checked_in_python_too(build, words):

@@ -12,7 +12,7 @@ from conftest import nested
 from fldb_flower.algorithms.solvers import newton
 from fldb_flower.bandit.preference import derivatives, gram
 from fldb_flower.bandit.selection import ucb, whiten
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.federation.history import History

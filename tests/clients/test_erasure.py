@@ -22,7 +22,7 @@ from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat
-from fldb_flower.wire.codec import DeviceUploadHeader, decode_upload, encode_broadcast
+from fldb_flower.wire import DeviceUploadHeader, decode_upload, encode_broadcast
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 ARMS = [[0.0, 0.5], [1.0, 0.25]]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from conftest import device_request, examples, nested
 from faulty_grid import Faults, FaultyGrid
-from flwr.app import ArrayRecord, ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -27,7 +26,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import unpack_arrays
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat, from_nested, to_flat
-from fldb_flower.wire.codec import decode_upload
+from fldb_flower.wire import decode_upload
 from strategies import DuelingStrategy
 from strategies.simulated import SimulatedChannel
 
@@ -410,7 +409,7 @@ def test_any_schedule_of_faults_keeps_the_sums(seed, servers):
 def shares_of(grid, nodes):
     """Return the share of each node that the server has counted, from the states of the nodes."""
     for node, context in grid.contexts.items():
-        (content,) = nodes.contents([node], 1, ArrayRecord(), ConfigRecord())
+        (content,) = nodes.contents([node])
         config: Any = content["config"]
         if not config["counted"]:
             continue

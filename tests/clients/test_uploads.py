@@ -15,7 +15,7 @@ from test_devices import Federation
 
 from clients.store import DuelStore
 from fldb_flower.linalg.linear import unpack_symmetric
-from fldb_flower.wire.codec import DeviceUploadHeader
+from fldb_flower.wire import DeviceUploadHeader
 
 DOC = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 D = 3

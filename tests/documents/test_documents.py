@@ -16,7 +16,7 @@ import measured
 import pictures
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.linear import make_form
-from fldb_flower.secure.report import SCALE, Header, make_report
+from fldb_flower.secure.protocol import SCALE, Header, make_report
 from fldb_flower.secure.statistics import size_of
 from fldb_flower.settings import Settings
 from simulations import figures

@@ -30,7 +30,7 @@ D = 3
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     """Use blocks of 32 agents, two in a shard."""
-    monkeypatch.setattr("fldb_flower.federation.blocks.BLOCK_NUMBERS", 1)
+    monkeypatch.setattr("fldb_flower.federation.agents.BLOCK_NUMBERS", 1)
     monkeypatch.setattr(vectorized, "MIN_BLOCKS", 2)
 
 
@@ -214,7 +214,7 @@ def test_workers_end_with_their_parent():
 PROGRAM = """
 import os, sys, threading, time
 import numpy as np
-import fldb_flower.federation.blocks as blocks
+import fldb_flower.federation.agents as blocks
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.settings import from_nested

@@ -12,8 +12,7 @@ from faulty_grid import Faults, FaultyGrid
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.bandit.duels import prediction_sums
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.agents import AgentGroup, agents_of_node
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
@@ -52,14 +51,14 @@ def test_sums_of_two_iterations_by_hand(backend):
     np.testing.assert_allclose(prediction_sums(*arrays, 2), BY_HAND, rtol=1e-14)
 
 
-@pytest.mark.parametrize("logit", [30.0, 800.0, 1e4])
-def test_sure_predictions_have_a_finite_log_loss(logit):
+def test_sure_predictions_have_a_finite_log_loss():
     """A right one costs exp(-z), a wrong one z."""
-    logits, differences = np.full(4, logit), np.ones((4, 1))
-    sums = prediction_sums(logits, np.array([1.0, 0.0, 0.5, 0.9]), differences, 4)
-    expected = [math.exp(-logit), logit, logit / 2, logit / 10]
-    np.testing.assert_allclose(sums[:, 0], expected, rtol=1e-12, atol=1e-12)
-    assert sums[:, 3].tolist() == [1.0, 0.0, 0.0, 1.0]
+    for logit in (30.0, 800.0, 1e4):
+        logits, differences = np.full(4, logit), np.ones((4, 1))
+        sums = prediction_sums(logits, np.array([1.0, 0.0, 0.5, 0.9]), differences, 4)
+        expected = [math.exp(-logit), logit, logit / 2, logit / 10]
+        np.testing.assert_allclose(sums[:, 0], expected, rtol=1e-12, atol=1e-12)
+        assert sums[:, 3].tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_means_are_over_all_duels_so_far():
@@ -71,12 +70,9 @@ def test_means_are_over_all_duels_so_far():
     np.testing.assert_allclose(loss, [math.nan, first, both], rtol=1e-14)
     np.testing.assert_allclose(accuracy, [math.nan, 2 / 3, 2.5 / 5], rtol=1e-14)
     assert (history.log_loss, history.accuracy) == (loss[-1], accuracy[-1])
-
-
-def test_ties_have_a_log_loss_but_no_accuracy():
-    history = History(1)
-    history.add_outcomes(1, 2, [[0.0, 2 * math.log(2), 2, 0, 0]])
-    assert (history.log_loss, history.accuracy) == (math.log(2), None)
+    ties = History(1)
+    ties.add_outcomes(1, 2, [[0.0, 2 * math.log(2), 2, 0, 0]])
+    assert (ties.log_loss, ties.accuracy) == (math.log(2), None)
 
 
 class Recorded(Federation):
@@ -200,11 +196,11 @@ def test_lost_late_and_repeated_replies_count_each_prediction_once(monkeypatch):
     chosen = settings(algorithm="ldb", tau=2, **where)
     covered, acknowledge = {}, SimulatedChannel.acknowledge
 
-    def acknowledging(nodes, contributions):
-        for each in contributions.values():
+    def acknowledging(nodes):
+        for each in nodes.contributions.values():
             (outcomes,) = each.upload.outcomes
             covered[each.claim.partition] = outcomes.first + len(outcomes.sums) - 1
-        acknowledge(nodes, contributions)
+        acknowledge(nodes)
 
     monkeypatch.setattr(SimulatedChannel, "acknowledge", acknowledging)
     history = History(T)

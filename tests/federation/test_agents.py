@@ -14,9 +14,7 @@ from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError
 from fldb_flower.federation import agents as agents_module
-from fldb_flower.federation import blocks as blocks_module
-from fldb_flower.federation.agents import AHEAD, AgentGroup, OfferStream
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.agents import AHEAD, AgentGroup, OfferStream, agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
 from fldb_flower.linalg.arrays import Arrays, pack_arrays, unpack_arrays
 from fldb_flower.settings import from_nested
@@ -139,7 +137,7 @@ def log_of(group):
 def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
     """For any number of iterations that are drawn and selected together."""
     monkeypatch.setattr(agents_module, "AHEAD", drawn)
-    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", together * N * K * D)
+    monkeypatch.setattr(agents_module, "BLOCK_NUMBERS", together * N * K * D)
     chosen = small(**changes)
     group = AgentGroup(chosen, range(N))
     spans = [(1, 1), (2, 4), (5, 5), (6, 7)]
@@ -168,7 +166,7 @@ def test_iterations_selected_together_equal_those_selected_one_by_one(
     chosen = small(algorithm=algorithm, selection=selection)
     uploads, (estimate,) = [], estimates(1)
     for together in (1, 2, 100):
-        monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", together * N * K * D)
+        monkeypatch.setattr(agents_module, "BLOCK_NUMBERS", together * N * K * D)
         group = AgentGroup(chosen, range(N))
         uploads.append(
             group.answer(Broadcast(PlayRequest(1, 7, Estimate(*estimate)), np.ones(D)), 0)
@@ -404,7 +402,7 @@ def test_without_theta_hat_only_regret_is_reported():
     ids=["a block", "four blocks", "drawn ahead"],
 )
 def test_a_restored_group_continues_identically(algorithm, selection, agents, numbers, monkeypatch):
-    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", numbers)
+    monkeypatch.setattr(agents_module, "BLOCK_NUMBERS", numbers)
     chosen = small(algorithm=algorithm, selection=selection, num_agents=100)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
     uninterrupted, resumed = AgentGroup(chosen, agents), AgentGroup(chosen, agents)
@@ -546,7 +544,7 @@ def test_results_do_not_depend_on_blocks(algorithm, selection, monkeypatch):
     broadcast = Broadcast(PlayRequest(1, T, Estimate(theta, information)), theta, hessian=True)
     expected = AgentGroup(chosen, range(140)).answer(broadcast, 0)
     for numbers, blocks in ((1, 5), (64 * K * D, 3), (2**16, 1)):
-        monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr(agents_module, "BLOCK_NUMBERS", numbers)
         group = AgentGroup(chosen, range(140))
         assert len(group.blocks) == blocks
         upload = group.answer(broadcast, 0)

@@ -9,11 +9,11 @@ from conftest import nested
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from test_devices import Federation
 
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.agents import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested, to_flat
-from fldb_flower.wire.records import content_bytes, pack_vector
+from fldb_flower.wire import content_bytes, pack_vector
 from simulations.engines import vectorized
 from simulations.engines.inprocess import InProcessGrid, LossyGrid
 from simulations.run import run
@@ -149,12 +149,12 @@ def test_sent_and_received_bytes_are_counted(algorithm, values):
 
 def introduce(nodes, chosen, partitions):
     """Let nodes (node -> partition) of three reply to exchange 0, which plays no duels."""
-    nothing = Broadcast(PlayRequest(1, 0), None)
+    nodes.number, nodes.broadcast = 0, Broadcast(PlayRequest(1, 0), None)
     for node, partition in partitions.items():
         agents = len(agents_of_node(partition, 3, chosen.num_agents))
         config = {"header": [0, partition, 3, agents, 1], "outcomes": [], "exchange": 0}
         content = {"arrays": pack_vector(np.zeros(0)), "config": ConfigRecord(config)}
-        nodes.check(node, SimpleNamespace(content=RecordDict(content)), 0, nothing)
+        nodes.check(node, SimpleNamespace(content=RecordDict(content)))
     nodes.disputes([1001, 1002, 1003])
 
 

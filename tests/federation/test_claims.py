@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.agents import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_flat, from_nested, to_flat
-from fldb_flower.wire.codec import UploadHeader
-from fldb_flower.wire.records import pack_vector
+from fldb_flower.wire import UploadHeader, pack_vector
 from simulations.engines.inprocess import InProcessGrid
 from strategies import channel, make_strategy
 from strategies.devices import DeviceChannel
@@ -52,8 +51,9 @@ def reply(partition, partitions, agents=24):
 def judge(claims, order, connected):
     """Return the refused nodes with the reasons, and the names of the nodes."""
     nodes = SimulatedChannel(settings(num_agents=24), History(5))
+    nodes.number, nodes.broadcast = 1, FIRST_PLAY
     for node in order:
-        nodes.check(node, reply(*claims[node]), 1, FIRST_PLAY)
+        nodes.check(node, reply(*claims[node]))
     return nodes.disputes(connected), [nodes.name(node) for node in connected]
 
 
@@ -277,7 +277,7 @@ def meet(known, claims, order, connected):
     devices.restore({"counted": {}, "duels": 0, "nodes": known})
     for node in order:
         if known.get(node) != claims[node]:
-            assert devices.check(node, introduction(claims[node]), 1, FIRST_PLAY) is None
+            assert devices.check(node, introduction(claims[node])) is None
     return devices.disputes(connected), devices.state()["nodes"]
 
 

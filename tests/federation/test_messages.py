@@ -9,12 +9,12 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fldb_flower import wire as messages
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, Outcomes, PlayRequest, Upload
 from fldb_flower.linalg.arrays import pack_arrays, unpack_arrays
 from fldb_flower.linalg.linear import Form, pack_symmetric, unpack_symmetric
-from fldb_flower.wire import codec as messages
-from fldb_flower.wire.codec import (
+from fldb_flower.wire import (
     BroadcastHeader,
     DeviceUploadHeader,
     UploadError,
@@ -24,8 +24,9 @@ from fldb_flower.wire.codec import (
     decode_upload,
     encode_broadcast,
     encode_upload,
+    pack_vector,
+    unpack_vector,
 )
-from fldb_flower.wire.records import pack_vector, unpack_vector
 
 property_test = settings(deadline=None, derandomize=True, max_examples=80)
 

@@ -15,7 +15,7 @@ from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat, from_nested
-from fldb_flower.wire.codec import decode_upload, encode_upload
+from fldb_flower.wire import decode_upload, encode_upload
 
 property_test = settings(deadline=None, derandomize=True, max_examples=150)
 

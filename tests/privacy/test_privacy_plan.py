@@ -19,7 +19,7 @@ from clients.vault import VaultConfig
 from clients.vault.vault import MOST_OF_LIMIT
 from fldb_flower.privacy.discrete import LEAST_SCALE
 from fldb_flower.privacy.plan import ReleasePlan, openings_of
-from fldb_flower.secure.report import COST, KINDS
+from fldb_flower.secure.protocol import COST, KINDS
 from fldb_flower.settings import from_flat, from_nested
 
 DELTA = 1e-6

@@ -14,7 +14,7 @@ from clients.uploads import UploadMaker
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.privacy.sensitivities import release_of
+from fldb_flower.privacy.mechanism import noise_per_unit
 from fldb_flower.settings import from_flat
 
 pytest.importorskip("opendp", reason="needs the privacy extra")
@@ -72,7 +72,7 @@ def test_a_device_limits_its_upload(tmp_path):
         estimate = Estimate(np.zeros(3), np.eye(3))
         request = Broadcast(PlayRequest(2, 2, estimate), np.array([1.0, 0.0, -1.0]), hessian=True)
         upload, _ = UploadMaker(store, settings).upload(request, 0, end)
-    unit = release_of(request, settings).noise()
+    unit = noise_per_unit(request, settings)
     parts = {name: getattr(upload, name) for name in ("gradient", "information", "hessian")}
     square = sum(float((part**2).sum()) / getattr(unit, name) ** 2 for name, part in parts.items())
     assert square == pytest.approx(1.0, rel=1e-6)

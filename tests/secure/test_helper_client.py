@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from vaults import SIGNER, key_of
 
 from fldb_flower.errors import FederationError
-from fldb_flower.secure.canonical import to_json
+from fldb_flower.secure.protocol import to_json
 from strategies.helper_client import HelperClient
 
 STRANGER = Ed25519PrivateKey.generate()

@@ -14,13 +14,13 @@ from fldb_flower.algorithms.personal import FLDBPersonal
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.estimate import VARIANCES
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
-from fldb_flower.federation.contributions import limited_statistics
 from fldb_flower.federation.exchange import (
     Broadcast,
     Noise,
     PlayRequest,
     ShareUpload,
     Upload,
+    limited_statistics,
     statistics,
 )
 from fldb_flower.linalg.linear import Form

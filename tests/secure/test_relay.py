@@ -29,7 +29,7 @@ from clients.service.http import read_token
 from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError
-from fldb_flower.secure.messages import HELLO, REFUSED, Reply, Request
+from fldb_flower.secure.protocol import HELLO, REFUSED, Reply, Request
 from simulations.engines.inprocess import InProcessGrid
 
 ROOT = Path(__file__).parents[2]

@@ -20,8 +20,11 @@ from clients.service.app import guarded
 from clients.store import DuelStore
 from clients.vault.ledger import Journal, LedgerFile
 from fldb_flower.deployment.processes import HOST
-from fldb_flower.secure.canonical import unframed
-from fldb_flower.secure.report import COST, SCALE
+from fldb_flower.secure.protocol import (
+    COST,
+    SCALE,
+    unframed,
+)
 from simulations.local_federation import Device, LocalFederation, Secure
 
 pytest.importorskip("opendp", reason="needs the privacy extra")

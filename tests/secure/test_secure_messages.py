@@ -10,17 +10,23 @@ from vaults import KEY, common, key_of, personal, request_for, settings_of
 
 from clients.vault.ledger import Journal, Last, Ledger, Sent
 from fldb_flower.errors import DataError
-from fldb_flower.secure.canonical import framed, unframed
-from fldb_flower.secure.messages import (
+from fldb_flower.secure.protocol import (
     HELLO,
     REFUSED,
     REPORT,
+    SCALE,
+    Header,
     Reply,
+    Report,
     Request,
     SumAnswer,
     SumRequest,
+    framed,
+    mask,
+    open_seed,
+    task_of,
+    unframed,
 )
-from fldb_flower.secure.report import SCALE, Header, Report, mask, open_seed, task_of
 from fldb_flower.secure.statistics import Shared, parts_of
 
 SEALED = bytes.fromhex(

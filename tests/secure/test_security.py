@@ -24,8 +24,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat, from_nested
-from fldb_flower.wire.codec import UploadError, decode_upload
-from fldb_flower.wire.records import pack_vector, unpack_vector
+from fldb_flower.wire import UploadError, decode_upload, pack_vector, unpack_vector
 from strategies.devices import DeviceChannel
 from strategies.simulated import SimulatedChannel
 
@@ -383,6 +382,8 @@ def both_kinds():
     nodes = SimulatedChannel(simulation, History(6))
     chosen = {"mode": "devices", "algorithm": "fldb_ons", "dimension": 2}
     devices = DeviceChannel(from_flat(chosen, "a test"))
+    play = PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2)))
+    nodes.broadcast = devices.broadcast = Broadcast(play, np.zeros(2), hessian=True)
     devices.restore({"counted": {}, "duels": 0, "nodes": {"7": "0" * 32}})
     return nodes, devices
 
@@ -412,11 +413,8 @@ def test_an_upload_with_too_many_duels_is_refused(count):
         "arrays": pack_vector(np.zeros(8)),
         "config": ConfigRecord({"header": [count, 0, count, 0, 0, 0, 0], "device": "0" * 32}),
     }
-    broadcast = Broadcast(
-        PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2), hessian=True
-    )
-    with pytest.raises(UploadError, match="a count above 9007199254740992"):
-        devices.check(7, SimpleNamespace(content=RecordDict(content)), 1, broadcast)
+    with pytest.raises(UploadError, match=r"is not a count from 0 to 2\^53"):
+        devices.check(7, SimpleNamespace(content=RecordDict(content)))
 
 
 @property_test
@@ -447,7 +445,6 @@ def test_any_reply_is_an_upload_or_an_upload_error(arrays, config, size):
         }
     )
     reply = SimpleNamespace(content=content)
-    play = PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2)))
     for nodes in both_kinds():
         with contextlib.suppress(UploadError):
-            nodes.check(7, reply, 0, Broadcast(play, np.zeros(2), hessian=True))
+            nodes.check(7, reply)

@@ -12,8 +12,7 @@ import fldb_flower as fldb
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
-from fldb_flower.environments import synthetic
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts, synthetic
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import History
@@ -22,7 +21,6 @@ from fldb_flower.settings import (
     ENVIRONMENT_OF,
     from_keywords,
     from_nested,
-    takes_one_exchange,
     to_dotted,
     unused,
     without_effect,
@@ -33,13 +31,7 @@ from simulations.run import run
 ENGINES = ["vectorized", "inprocess"]
 
 
-@pytest.fixture(autouse=True)
-def removed_afterwards():
-    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
-    yield
-    for catalogue, names in before:
-        for name in set(catalogue) - names:
-            catalogue.remove(name)
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def regret(tmp_path, engine, **values):
@@ -144,9 +136,9 @@ def test_a_registered_algorithm_states_whether_it_has_a_first_round_of_several_e
     with pytest.raises(SettingsError, match="needs algorithm fldb_ogd or fldb_ons, not mine"):
         from_nested(values, "a test")
     ALGORITHMS.register("mine", FLDBOGD, exchanges="several_first")
-    assert takes_one_exchange(from_nested(values, "a test"))
+    assert from_nested(values, "a test").exchanges == "one"
     ALGORITHMS.register("mine", FLDBOGD, exchanges="one")
-    assert takes_one_exchange(from_nested({"algorithm": "mine"}, "a test"))
+    assert from_nested({"algorithm": "mine"}, "a test").exchanges == "one"
 
 
 def test_names_of_the_package_are_fixed_and_others_can_be_replaced():
@@ -156,10 +148,7 @@ def test_names_of_the_package_are_fixed_and_others_can_be_replaced():
     for target in (FLDBOGD, "fldb_flower.algorithms.ons:FLDBONS"):
         assert ALGORITHMS.register("mine", target) is target
     assert ALGORITHMS.load("mine").__name__ == "FLDBONS"
-    ALGORITHMS.remove("mine")
-    ALGORITHMS.remove("fldb_ogd")
-    assert "mine" not in ALGORITHMS
-    assert "fldb_ogd" in ALGORITHMS
+    assert ALGORITHMS.added == {"mine"}
 
 
 @pytest.mark.parametrize(

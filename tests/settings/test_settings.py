@@ -22,14 +22,14 @@ from fldb_flower.settings import (
     PrivacySettings,
     ScheduleSettings,
     Settings,
-    defaults_nested,
     entries,
     flower_entries,
     from_flat,
     from_nested,
     hydra_entries,
+    to_dotted,
     to_flat,
-    to_nested,
+    unflatten,
 )
 
 SOURCE = "the test's file"
@@ -322,7 +322,6 @@ def test_the_first_round_is_one_exchange_with_privacy():
 
 def test_empty_settings_are_the_defaults():
     assert from_flat({}, SOURCE) == from_nested({}, SOURCE) == Settings()
-    assert from_nested(defaults_nested(), SOURCE) == Settings()
 
 
 def test_the_ridge_is_one_over_the_horizon_unless_given():
@@ -551,8 +550,8 @@ def test_the_spelling_of_hydra_round_trips(values):
             node = node.setdefault(group, {})
         node[leaf] = value
     built = from_nested(tree, SOURCE)
-    assert to_nested(built) == tree
-    assert from_nested(to_nested(built), SOURCE) == built
+    assert unflatten(to_dotted(built)) == tree
+    assert from_nested(unflatten(to_dotted(built)), SOURCE) == built
     for name, value in values.items():
         assert ALL[name].value(built) == value
 
@@ -562,4 +561,4 @@ def test_the_spelling_of_hydra_round_trips(values):
 def test_both_spellings_build_the_same_settings(values):
     values = {name: value for name, value in values.items() if ALL[name] in list(hydra_entries())}
     built = from_flat({ALL[name].kebab: value for name, value in values.items()}, SOURCE)
-    assert from_nested(to_nested(built), SOURCE) == built
+    assert from_nested(unflatten(to_dotted(built)), SOURCE) == built

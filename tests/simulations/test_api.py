@@ -20,8 +20,7 @@ from conftest import ROOT, nested
 import fldb_flower as fldb
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
-from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.runs.plots import describe
@@ -36,16 +35,12 @@ PUBLIC_MODULES = (
 
 
 @pytest.fixture(autouse=True)
-def clean():
+def clean(registered):
     """Remove what a test registers, and draw without a screen."""
-    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
     backend = mpl.get_backend()
     mpl.use("agg")
     yield
     mpl.use(backend)
-    for catalogue, names in before:
-        for name in set(catalogue) - names:
-            catalogue.remove(name)
 
 
 def by_command(path, **values):

@@ -22,7 +22,6 @@ from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.runs import plots, styles
 from fldb_flower.runs.curves import Curve, regret, setting_text, spread, wrap
 from simulations import figures
-from simulations.figures import Output
 from simulations.saved_runs import Run
 from simulations.sweeps.tables import mean_curves, statistics
 
@@ -348,96 +347,78 @@ def texts(svg):
     return re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))
 
 
-def table_of(name, folder):
-    """Write the CSV of a figure with random curves."""
+@pytest.fixture
+def quick(monkeypatch):
+    """Run `figures` with random curves instead of simulations; return the printed paths."""
     random = np.random.default_rng(0)
-    parts = []
-    panel = figures.panel_of(name)
-    for label, overrides in {**panel.curves, **panel.ours}.items():
-        for seed in range(2):
-            values = figures.values_of(name, overrides)
-            part = {"iteration": range(1, 501), "cumulative_regret": random.random(500).cumsum()}
-            tau, arms = values.get("tau", 5), values.get("num_arms", 10)
-            fixed = {"curve": label, "tau": tau, "num_arms": arms, "rounds": 500 // tau}
-            fixed["seed"] = seed
-            parts.append(pd.DataFrame({**part, **fixed}))
-    pd.concat(parts).to_csv(folder / f"{name}.csv", index=False)
+
+    def each_once(settings):
+        return {
+            each: figures.Result(
+                random.random(each.horizon).cumsum().tolist(), {"rounds": each.horizon // each.tau}
+            )
+            for each in settings
+        }
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["command", *map(str, arguments)])
+        figures.main()
+
+    monkeypatch.setattr(figures, "each_once", each_once)
+    return command
 
 
-def command(module, monkeypatch, *arguments):
-    monkeypatch.setattr("sys.argv", ["command", *map(str, arguments)])
-    module.main()
-
-
-def test_a_figure_is_drawn_again_in_other_formats_and_widths(tmp_path, monkeypatch, capsys):
-    table_of("fig4a", tmp_path)
-    here = ("fig4a", "+bounds", "--redraw", "--output", tmp_path)
-    command(figures, monkeypatch, *here, "--format", "svg,pdf", "--width", "page")
+def test_a_figure_is_drawn_in_the_formats_and_the_width_asked_for(tmp_path, quick, capsys):
+    quick("fig4a", "+ours", "--output", tmp_path, "--format", "svg,pdf", "--width", "page")
     names = ["fig4a.svg", "fig4a.pdf"]
     assert [Path(line).name for line in capsys.readouterr().out.split()] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["fig4a.csv", *names])
     svg = tmp_path / "fig4a.svg"
     assert 'width="486pt"' in svg.read_text()
     shown = texts(svg)
-    for text in ("LDB", "FLDB-OGD", "FLDB-OGD, bound", "LDB, tuned", "FLDB-ONS", "iteration $t$"):
+    for text in ("LDB", "FLDB-OGD", "LDB, tuned", "FLDB-ONS", "iteration $t$"):
         assert shown.count(text) == 1, text
     assert "average cumulative regret" in shown
+    rows = pd.read_csv(tmp_path / "fig4a.csv")
+    assert rows.groupby(["curve", "seed"]).size().tolist() == [500] * 4 * 3
+    assert set(rows.columns) == {
+        *("iteration", "cumulative_regret", "curve", "tau", "num_arms", "rounds", "seed")
+    }
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("fig2c", [r"$\sigma^2=0.1$", r"$\sigma^2=0.25$"]),
-        ("fig2a", ["$N=20$", "$N=200$"]),
-        ("fig5a", ["$K=5$", "$K=20$", r"communication period $\tau$"]),
-        ("fig2d", ["communication rounds"]),
-    ],
-)
-def test_figures_have_formulas_and_the_terms_of_the_field(name, expected, tmp_path):
-    table_of(name, tmp_path)
-    output = Output(None, ("svg",))
-    figures.redraw(name, tmp_path, bounds=False, movielens="", output=output)
-    shown = texts(tmp_path / f"{name}.svg")
-    assert set(expected) <= set(shown)
-    assert ("$K=10$" in shown) == (name == "fig5a")  # the one curve of fig2d has no label
+def test_figures_have_formulas_and_the_terms_of_the_field(tmp_path, quick):
+    for name, expected in {
+        "fig2c": [r"$\sigma^2=0.1$", r"$\sigma^2=0.25$"],
+        "fig2a": ["$N=20$", "$N=200$"],
+        "fig5a": ["$K=5$", "$K=20$", r"communication period $\tau$"],
+        "fig2d": ["communication rounds"],
+    }.items():
+        quick(name, "--seeds", "2", "--format", "svg", "--output", tmp_path)
+        shown = texts(tmp_path / f"{name}.svg")
+        assert set(expected) <= set(shown)
+        assert ("$K=10$" in shown) == (name == "fig5a")  # the one curve of fig2d has no label
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_bad_options_and_a_table_that_cannot_be_written_give_one_line(tmp_path, quick):
+    (tmp_path / "fig1a.csv").mkdir()
+    for arguments, reason in [
         (("--format", "pdf,jpg"), "'jpg' is not a format: there are png, svg, pdf"),
         (("--width", "wide"), "'wide'"),
-        (("--redraw",), "cannot read"),
-    ],
-)
-def test_bad_options_give_one_line(arguments, reason, tmp_path, monkeypatch):
-    if arguments == ("--redraw",):
-        arguments = ("--redraw", "fig1a", "--output", tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        command(figures, monkeypatch, *arguments)
-    assert reason in str(ended.value)
-    assert "\n" not in str(ended.value)
+        (("fig9z",), "no figure 'fig9z': there are fig1a, fig1b"),
+        (("fig1d",), "fig1d needs MovieLens ratings: name them with --movielens PATH"),
+        (("fig1a", "--output", tmp_path), "fig1a.csv: Is a directory"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            quick(*arguments)
+        assert reason in str(ended.value)
+        assert "\n" not in str(ended.value)
 
 
-def test_a_table_that_cannot_be_written_gives_one_line(tmp_path, monkeypatch):
-    nothing = figures.Result([0.0], {"rounds": 0})
-    monkeypatch.setattr(figures, "each_once", lambda each: dict.fromkeys(each, nothing))
-    (tmp_path / "fig1a.csv").mkdir()
-    with pytest.raises(SystemExit, match=r"^error: cannot write .*fig1a\.csv: Is a directory$"):
-        command(figures, monkeypatch, "fig1a", "--output", tmp_path)
-
-
-def test_a_table_of_another_figure_is_refused(tmp_path, monkeypatch):
-    table_of("fig2a", tmp_path)
-    (tmp_path / "fig2a.csv").rename(tmp_path / "fig1a.csv")
-    with pytest.raises(SystemExit, match=r"fig1a\.csv is not the CSV file of fig1a"):
-        command(figures, monkeypatch, "fig1a", "--redraw", "--output", tmp_path)
-
-
-def test_a_table_with_a_damaged_number_is_refused(tmp_path, monkeypatch):
-    table_of("fig2a", tmp_path)
-    path = tmp_path / "fig2a.csv"
-    lines = path.read_text().split("\n")
-    path.write_text("\n".join([lines[0], "1,1_0" + lines[1][lines[1].index(",", 2) :], *lines[2:]]))
-    with pytest.raises(SystemExit, match=r"^error: .*fig2a\.csv is not the CSV file of fig2a"):
-        command(figures, monkeypatch, "fig2a", "--redraw", "--output", tmp_path)
+@pytest.mark.exhaustive
+def test_the_first_figure_shows_that_collaboration_helps(tmp_path):
+    """The paper's claim for Fig. 1a: FLDB-OGD is better than LDB, and FLDB-GD better still."""
+    found = figures.make(["fig1a"], tmp_path)["fig1a"]
+    regrets = {label: np.mean([run.regret[-1] for run in group]) for label, group in found.items()}
+    assert list(regrets) == ["LDB", "FLDB-OGD", "FLDB-GD"]
+    assert regrets["FLDB-GD"] < regrets["FLDB-OGD"] < regrets["LDB"]
+    assert (tmp_path / "fig1a.png").stat().st_size > 10_000

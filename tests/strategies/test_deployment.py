@@ -403,8 +403,8 @@ from clients import device
 imported = time.process_time() - begin
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.wire.codec import encode_broadcast
-from fldb_flower.wire.records import pack_vector
+from fldb_flower.wire import encode_broadcast
+from fldb_flower.wire import pack_vector
 import numpy as np
 play = PlayRequest(2, 2, Estimate(np.zeros(3), np.eye(3)))
 vector, header = encode_broadcast(Broadcast(play, np.zeros(3), hessian=True))

@@ -35,7 +35,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.linear import form_of
 from fldb_flower.settings import from_flat, to_flat
-from fldb_flower.wire.codec import encode_broadcast
+from fldb_flower.wire import encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
 from strategies import channel, device_rounds
 from strategies.device_directory import DeviceDirectory

@@ -21,7 +21,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import from_nested, to_flat
-from fldb_flower.wire.codec import BroadcastHeader
+from fldb_flower.wire import BroadcastHeader
 from simulations.engines import vectorized
 from simulations.engines.inprocess import LOST, UNHEARD, InProcessGrid, LossyGrid
 from strategies import channel, make_strategy
@@ -85,9 +85,9 @@ class Witness:
                 own = slice(place * agents, (place + 1) * agents)
                 self.duels[block, t] = latest[0][own], latest[1][own]
 
-        def acknowledging(nodes, contributions):
-            self.count(contributions)
-            acknowledge(nodes, contributions)
+        def acknowledging(nodes):
+            self.count(nodes.contributions)
+            acknowledge(nodes)
 
         self.patches.setattr(AgentBlock, "play_iterations", playing)
         self.patches.setattr(SimulatedChannel, "acknowledge", acknowledging)
@@ -115,7 +115,6 @@ class Witness:
             assert first == self.covered.get(block, 0) + 1
             parts += [self.duels[block, t] for t in range(first, last + 1)]
             self.covered[block] = last
-        assert contributions == self.strategy.channel.contributions
         if learns:
             self.rounds.append((last, *(np.concatenate(rows) for rows in zip(*parts, strict=True))))
 

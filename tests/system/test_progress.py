@@ -92,8 +92,11 @@ def of_processes(_tmp_path):
     map_in_processes(time.sleep, [0.1, 0.1], 2)
 
 
-def of_redraw(tmp_path):
-    sys.argv[1:] = ["fig1a", "--redraw", "--output", str(tmp_path)]
+NOTHING = figures.Result([0.0], {"rounds": 0})
+
+
+def of_figures(tmp_path):
+    sys.argv[1:] = ["fig1a", "--output", str(tmp_path)]
     figures.main()
 
 
@@ -105,12 +108,12 @@ def of_benchmark(_tmp_path):
     ("command", "shown"),
     [
         (of_run, "/5 ["), (of_report, "run ["), (of_sweep, "/2 ["), (of_processes, "/2 ["),
-        (of_redraw, "draw: "), (of_benchmark, "benchmark: "),
+        (of_figures, "draw: "), (of_benchmark, "benchmark: "),
     ],
 )  # fmt: skip
 def test_commands_show_their_progress(command, shown, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["command"])
-    monkeypatch.setattr(figures, "redraw", stub)
+    monkeypatch.setattr(figures, "each_once", lambda each: dict.fromkeys(each, NOTHING))
     monkeypatch.setattr(benchmark, "algorithms", lambda _repetitions: pd.DataFrame(stub()))
     terminal = on_terminal(monkeypatch, 0.01)
     command(tmp_path)

@@ -108,7 +108,7 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path, monkeypatch):
 
 
 def test_a_vault_is_refused_in_one_line_without_owners_of_files(tmp_path, monkeypatch):
-    from fldb_flower.deployment.keys import check_writers
+    from fldb_flower.system.files import check_writers
 
     (tmp_path / "vault.toml").touch()
     monkeypatch.delattr(os, "geteuid")
