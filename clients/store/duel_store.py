@@ -312,7 +312,7 @@ class DuelStore(Database):
             f" WHERE contents IS NOT NULL AND {_OPEN} ORDER BY rowid LIMIT ?"
         )
         rows = self.rows(query, self._running(), limit)
-        return [Proposal(*row, json.loads(contents)) for *row, contents in rows]
+        return [Proposal._make((*row, json.loads(contents))) for *row, contents in rows]
 
     def record(self, answers: Iterable[tuple[str, float]]) -> list[int | FldbError]:
         """Record answers (id of a duel; 1: first, 0: second, 0.5: tie) in one durable transaction.
@@ -644,13 +644,14 @@ class DuelStore(Database):
         row = self.row("SELECT * FROM synchronized")
         if not row:
             return None
-        *numbers, theta, information, parameters, packed = row
-        theta, information, prior = np.frombuffer(theta), np.frombuffer(information), None
+        received, number, counted, duels, *vectors, parameters, packed = row
+        theta, information = map(np.frombuffer, vectors)
+        chosen, prior = json.loads(parameters), None
         if packed is not None:
             *shift, variance, scale = np.frombuffer(packed).tolist()
             precision = unpack_symmetric(information, len(shift))
             prior = CommonPrior(precision, np.array(shift), variance, scale)
-        return Synchronization(*numbers, theta, information, json.loads(parameters), prior)
+        return Synchronization(received, number, counted, duels, theta, information, chosen, prior)
 
     def version(self) -> tuple[int, float, int]:
         """Return a value that changes with each broadcast and each removal of answers.
