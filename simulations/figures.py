@@ -23,17 +23,16 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 import conf
-from fldb_flower.errors import FldbError, OutputError, SettingsError, one_line
+from fldb_flower.errors import OutputError, SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.runs import curves
 from fldb_flower.runs.plots import FORMATS, WIDTHS, save_figure
 from fldb_flower.runs.results import identity
 from fldb_flower.runs.styles import styles_of
 from fldb_flower.settings import Settings, from_nested
-from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
 from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.progress import progress
-from fldb_flower.system.startup import interruptible
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
 
@@ -356,11 +355,8 @@ def main() -> None:
         "--width", choices=list(WIDTHS), help=f"{inches} (default: as in the documents)"
     )
     asked = parser.parse_args()
-    with interruptible():
-        try:
-            _make_asked(asked)
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    with ending_in_one_line():
+        _make_asked(asked)
 
 
 if __name__ == "__main__":

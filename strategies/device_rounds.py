@@ -76,7 +76,9 @@ class DeviceDirectory(ResultsDirectory):
             strategy.algorithm.restore(dict(last.arrays))
             devices.restore(last.numbers["devices"])
             strategy.history.restore_counts(last.numbers["counts"])
-            strategy.history.count_opening(last.numbers["openings"])
+            # Secure sums store their number before each exchange: after a kill, theirs is larger.
+            openings = max(strategy.history.openings, last.numbers["openings"])
+            strategy.history.openings = openings
             self._sizes = dict(last.numbers["sizes"])
         with self.writing():
             for name in self._sizes:
@@ -291,5 +293,5 @@ def make_device_server(settings: Settings, path: Path, say: Callable[[str], None
     signer = load_helper_public_key(Path(chosen.helper_key))
     helper = HelperClient(chosen.helper, Path(chosen.helper_token), signer, settings.node_wait)
     task = task_of(chosen.federation, signer.public_bytes_raw(), settings.dimension)
-    devices = SecureChannel(settings, helper, task, planned.plan.multiplier, planned.spend)
+    devices = SecureChannel(settings, helper, task, planned)
     return DeviceServer(devices, history, directory, say)

@@ -129,12 +129,7 @@ class DuelingStrategy(Federation, Strategy):
             if value:
                 raise SettingsError(f"{type(self).__name__}.start: {name} must be empty: {instead}")
         self.channel.connect(grid, timeout)
-        nodes, agents = len(self.channel.wait_for_nodes()), self.settings.num_agents
-        if nodes > agents:
-            raise FederationError(
-                f"{nodes} nodes for num-agents={agents}: each node hosts at least one agent; run"
-                f' with --federation-config "num-supernodes={agents}" or fewer'
-            )
+        self._require_agents(len(self.channel.wait_for_nodes()))
         self.summary()
         self._result, self._evaluate = Result(), evaluate_fn
         run_rounds(self, self.algorithm, attempt=self.try_round)
@@ -146,6 +141,14 @@ class DuelingStrategy(Federation, Strategy):
             self.acknowledge()
         self._result.arrays = self._estimate()
         return self._result
+
+    def _require_agents(self, nodes: int) -> None:
+        agents = self.settings.num_agents
+        if nodes > agents:
+            raise FederationError(
+                f"{nodes} nodes for num-agents={agents}: each node hosts at least one agent; run"
+                f' with --federation-config "num-supernodes={agents}" or fewer'
+            )
 
     def _estimate(self) -> ArrayRecord:
         return ArrayRecord({THETA: FlowerArray(self.algorithm.theta_sync)})
@@ -230,18 +233,15 @@ class DuelingStrategy(Federation, Strategy):
         channel, broadcast = self.channel, self.channel.broadcast
         contents = {id(message.content): message.content for message in self._sent}  # often shared
         sizes = {key: content_bytes(content) for key, content in contents.items()}
-        self.history.count_node_bytes(
-            sum(content_bytes(reply.content) for reply in replies),
-            sum(sizes[id(message.content)] for message in self._sent),
-        )
+        history = self.history
+        history.node_uploaded_bytes += sum(content_bytes(reply.content) for reply in replies)
+        history.node_downloaded_bytes += sum(sizes[id(message.content)] for message in self._sent)
         if broadcast.learns:
             asked = {message.metadata.dst_node_id for message in self._sent}
             uploads = {node for node, _ in channel.senders(replies)} - channel.introduced
             up, down = broadcast.sizes(self.algorithm.form)
-            self.history.count_bytes(
-                8 * up * channel.count_agents(uploads, channel.present),
-                8 * down * channel.count_agents(asked, channel.present),
-            )
+            history.uploaded_bytes += 8 * up * channel.count_agents(uploads, channel.present)
+            history.downloaded_bytes += 8 * down * channel.count_agents(asked, channel.present)
 
     def mark_counted(self) -> None:
         """Store that the last exchange's duels are counted; the next broadcast acknowledges it."""

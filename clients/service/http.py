@@ -42,8 +42,9 @@ from clients.store import (
 )
 from clients.validation import first_error
 from fldb_flower.errors import DataError, FldbError, OutputError, SecureError, one_line
+from fldb_flower.system.commands import ending_in_one_line
 from fldb_flower.system.files import create_file, read_file
-from fldb_flower.system.startup import interruptible, leave
+from fldb_flower.system.startup import leave
 
 PERIOD = 60
 """Seconds between two reports of :class:`Limiter`."""
@@ -146,11 +147,8 @@ LIMITS = Limits()
 
 def run(serve: Callable[[], None]) -> None:
     """Run a service; a signal ends it with one line, and a user error with status 1 as well."""
-    with interruptible(lambda: "stopped"):  # uvicorn raises the signal again after its shutdown
-        try:
-            serve()
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    with ending_in_one_line("stopped"):  # uvicorn raises the signal again after its shutdown
+        serve()
 
 
 def listen(host: str, port: int) -> socket.socket:

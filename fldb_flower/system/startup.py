@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import select
 import signal
 import sys
 import threading
@@ -47,7 +46,7 @@ def begin() -> None:
     for number in SIGNALS:
         signal.signal(number, lambda number, _frame: leave(number, INTERRUPTED))
     sys.excepthook = report_exception
-    atexit.register(_flush)
+    atexit.register(_has_no_reader)
     for name in PACKAGES:
         if (reason := shadowed(name)) is not None:
             sys.exit(f"error: {reason}")
@@ -84,34 +83,28 @@ def report_exception(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Print an exception that ends the process, unless the reader of the output has ended."""
-    if issubclass(kind, BrokenPipeError) and _output_is_closed():
-        discard_output()
-    else:
+    if not (issubclass(kind, BrokenPipeError) and _has_no_reader()):
         sys.__excepthook__(kind, error, trace)
 
 
-def _output_is_closed() -> bool:
+def _has_no_reader() -> bool:
+    """Write the output; discard it, and return True, if its reader has ended.
+
+    Python itself would do so at its end, print an error and change the status.
+    """
     try:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), select.POLLOUT)
-        return any(events & select.POLLERR for _, events in poll.poll(0))
-    except (AttributeError, OSError, ValueError):  # stdout is no file
-        return False
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        return True
+    except (AttributeError, ValueError):  # there is no stdout, or it is closed
+        pass
+    return False
 
 
 def discard_output() -> None:
     """Discard what is written to stdout from now on."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _flush() -> None:
-    """Write the output before Python does, which would print an error and change the status."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_output()
-    except (AttributeError, ValueError):  # there is no stdout, or it is closed
-        pass
 
 
 # --- signals ---------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 
 from fldb_flower.deployment import processes
-from fldb_flower.deployment.processes import HOST, boxed, free_port, last_words, project_folder
+from fldb_flower.deployment.processes import HOST, free_port, project_folder, reason_in
 from fldb_flower.errors import FederationError
 from fldb_flower.runs.experiment import StoppedError
 from fldb_flower.runs.results import RunDirectory, request_stop
@@ -55,8 +55,7 @@ def test_borders_are_not_part_of_the_reason(box):
 def test_output_of_borders_only_has_no_reason():
     assert flower.failure_reason(shown(Panel("")), FLOWER) == "it printed nothing"
     assert flower.failure_reason("", FLOWER) == "it printed nothing"
-    assert boxed("no box") == ""
-    assert last_words("one\n│ two │\n╰────╯\n----\n\n") == "two"
+    assert reason_in("one\n│ two │\n╰────╯\n----\n\n") == "two"
 
 
 def test_the_log_takes_precedence_over_a_box():
