@@ -92,7 +92,8 @@ class PlannedExchanges:
 
     def __init__(self, settings: Settings, history: Counts, directory: ResultsDirectory) -> None:
         self._history, self._directory = history, directory
-        self.plan = ReleasePlan(settings)
+        self._plan = ReleasePlan(settings)
+        self.multiplier = self._plan.multiplier
         path = directory.path / OPENINGS
         try:
             content = json.loads(path.read_bytes())
@@ -103,10 +104,10 @@ class PlannedExchanges:
             return
         except (OSError, KeyError, TypeError, ValueError) as reason:
             raise CheckpointError(f"{path} cannot be read: {reason}") from None
-        if not math.isclose(stored, self.plan.multiplier, rel_tol=1e-9):
+        if not math.isclose(stored, self.multiplier, rel_tol=1e-9):
             raise CheckpointError(
                 f"{path}: exchanges had the noise multiplier {stored:g}, and these settings have"
-                f" {self.plan.multiplier:g}: use another directory, or the same privacy-epsilon,"
+                f" {self.multiplier:g}: use another directory, or the same privacy-epsilon,"
                 " privacy-delta and devices-rounds"
             )
 
@@ -123,12 +124,12 @@ class PlannedExchanges:
                 f"the last exchange is {ahead / 1000:.0f} s ahead of the server's clock: devices"
                 " refuse exchanges until its time has passed"
             )
-        self.plan.require(self._history.openings + 1)
+        self._plan.require(self._history.openings + 1)
         self._history.openings += 1
         self._number = max(number, self._number + 1)
         content = {
             "openings": self._history.openings,
-            "noise_multiplier": self.plan.multiplier,
+            "noise_multiplier": self.multiplier,
             "number": self._number,
         }
         self._directory.write(OPENINGS, json.dumps(content).encode())
@@ -230,33 +231,30 @@ class SecureChannel(DeviceChannel):
     the helper is read twice, with other noise of the server. The devices send their answers again,
     under another number.
 
-    ``task`` is that of ``fldb_flower.secure.protocol.task_of``, and ``multiplier`` the noise
-    multiplier of one exchange. ``spend`` is called with the number of an exchange before its
-    devices are asked, and returns the number to use (:meth:`PlannedExchanges.spend`). ``noise``
-    returns discrete Gaussian integers for an array of scales.
+    ``task`` is that of ``fldb_flower.secure.protocol.task_of``. ``noise`` returns discrete Gaussian
+    integers for an array of scales.
     """
 
     sees_uploads: ClassVar[bool] = False
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         settings: Settings,
         helper: HelperClient,
         task: bytes,
-        multiplier: float,
-        spend: Callable[[int], int],
+        planned: PlannedExchanges,
         noise: Callable[[FloatArray], IntArray] = discrete_gaussian,
     ) -> None:
         super().__init__(settings)
         self._helper, self._task = helper, task
-        self._sigma = max(LEAST_SIGMA, math.ceil(multiplier * SCALE))
+        self._planned, self._noise = planned, noise
+        self._sigma = max(LEAST_SIGMA, math.ceil(planned.multiplier * SCALE))
         if self._sigma > LARGEST_SIGMA:
             raise SettingsError(
                 f"privacy.epsilon={settings.privacy.epsilon:g} with devices.rounds="
-                f"{settings.devices.rounds} needs noise of {multiplier:.3g} times a report: must be"
-                f" at most {LARGEST_SIGMA // SCALE}; use a larger epsilon, or fewer rounds"
+                f"{settings.devices.rounds} needs noise of {planned.multiplier:.3g} times a report:"
+                f" must be at most {LARGEST_SIGMA // SCALE}; use a larger epsilon, or fewer rounds"
             )
-        self._spend, self._noise = spend, noise
         self._rate = (FIRST_RATE, FIRST_RATE**2)  # mean and variance
         self._recent: list[int] = []  # numbers of the last exchanges that were counted
         self._header: Header | None = None
@@ -284,7 +282,7 @@ class SecureChannel(DeviceChannel):
         self._key = self._helper.key()
         self._header = Header(
             task=self._task,
-            number=self._spend(int(time.time() * 1000)),
+            number=self._planned.spend(int(time.time() * 1000)),
             numbers=size,
             sigma=self._sigma,
             key=self._key.key,

@@ -49,8 +49,7 @@ from fldb_flower.secure.statistics import Shared, vector_of
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
 from simulations.engines.inprocess import InProcessGrid, failure
-from strategies.device_directory import DeviceDirectory
-from strategies.device_rounds import DeviceServer
+from strategies.device_rounds import DeviceDirectory, DeviceServer
 from strategies.secure import PlannedExchanges, SecureChannel
 
 CLIP = 8.0
@@ -310,9 +309,7 @@ class SecureFederation:
         self._observe(directory)
         try:
             planned = PlannedExchanges(settings, history, directory)
-            nodes = SecureChannel(
-                settings, self.helper, TASK, planned.plan.multiplier, planned.spend, self._noise
-            )
+            nodes = SecureChannel(settings, self.helper, TASK, planned, self._noise)
             server = DeviceServer(nodes, history, directory, self.lines.append)
         except BaseException:
             directory.close()
@@ -432,7 +429,8 @@ class ServerAlone:
         self.settings = from_flat({**RUN, "privacy-clip": 2.0, **values}, "a test")
         self.helper, self.numbers = helper or FakeHelper(), list[int]()
         self.most = 10**6  # exchanges
-        self.nodes = SecureChannel(self.settings, self.helper, TASK, multiplier, self._spend, noise)
+        planned: Any = SimpleNamespace(multiplier=multiplier, spend=self._spend)
+        self.nodes = SecureChannel(self.settings, self.helper, TASK, planned, noise)
         self.form = self.nodes.form
 
     def _spend(self, number: int) -> int:

@@ -59,19 +59,10 @@ def reason_in(output: str) -> str:
     found = _OURS.findall(output) or _FIRST_ERROR.findall(output)
     if found:
         return str(found[0]).strip()
-    return boxed(output) or last_words(output) or "it printed nothing"
-
-
-def last_words(output: str) -> str:
-    """Return the last line with letters or digits, without borders; "" if there is none."""
-    lines = (_BORDER.sub(" ", line).strip() for line in reversed(output.splitlines()))
-    return next((line for line in lines if _WORD.search(line)), "")
-
-
-def boxed(output: str) -> str:
-    """Return the text in the last box of a program's output, as one line; "" if there is none."""
     boxes = _BOX.findall(output)
-    return " ".join(_BORDER.sub(" ", boxes[-1]).split()) if boxes else ""
+    boxed = " ".join(_BORDER.sub(" ", boxes[-1]).split()) if boxes else ""
+    lines = (_BORDER.sub(" ", line).strip() for line in reversed(output.splitlines()))
+    return boxed or next((line for line in lines if _WORD.search(line)), "it printed nothing")
 
 
 def free_port() -> int:

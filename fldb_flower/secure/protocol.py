@@ -430,10 +430,7 @@ class SumAnswer:
         places, digest = fields["refused"], sha256(request.to_bytes())
         if fields["request"] != digest.hex():
             raise DataError("the helper's answer is not for this request")
-        if not isinstance(places, list):
-            raise DataError("the helper's answer has no places of reports")
-        for each in places:
-            checked_integer(each, "the place of a report", 0, len(request.sealed) - 1)
-        if places != sorted(set(places)):
-            raise DataError("the helper's answer repeats places of reports")
+        is_list = isinstance(places, list) and all(type(each) is int for each in places)
+        if not is_list or places != sorted({*places}.intersection(range(len(request.sealed)))):
+            raise DataError("the helper's answer has no ascending places of reports")
         return cls(digest, tuple(places), np.frombuffer(body, "<u8").reshape(shape))

@@ -202,23 +202,6 @@ def test_noise_has_the_standard_deviation(kind, count, folder):
         assert stats.chi2.cdf(low / 0.97**2, count) > 0.99999
 
 
-def test_repeated_reports_and_seeds_count_once(helper):
-    header = header_for(helper)
-    values, made = reports(helper, header, 3)
-    repeated = [made[0], made[1], made[0], made[2], made[1]]
-    answer = ask(helper, request_of(header, repeated, "parts", [2, 3]))
-    assert answer.refused == (2, 4)
-    quiet = answer.sums - np.array(noise_of(2, 3)).astype(np.uint64)
-    assert recovered(replace(answer, sums=quiet), repeated, [2, 3]) == [
-        values[:2].sum(axis=0).tolist(),
-        values[2].tolist(),
-    ]
-
-
-def noise_of(groups: int, numbers: int) -> list[list[int]]:
-    return Drawn()(np.zeros(groups * numbers)).reshape(groups, numbers).tolist()
-
-
 def test_reports_that_do_not_open_are_left_out(helper):
     header = header_for(helper)
     values, made = reports(helper, header, 2)
@@ -228,7 +211,7 @@ def test_reports_that_do_not_open_are_left_out(helper):
     sent = [other, made[0], damaged, stranger, made[1]]
     answer = ask(helper, request_of(header, sent))
     assert answer.refused == (0, 2, 3)
-    expected = values.sum(axis=0) + np.array(noise_of(1, 3)[0])
+    expected = values.sum(axis=0) + Drawn()(np.zeros(3))
     assert recovered(answer, sent, [5]) == [expected.tolist()]
 
 
@@ -240,14 +223,6 @@ class Other:
         return HelperKey(1, int(NOW) + 10, public).sign(SIGNER)
 
 
-def test_a_group_without_valid_reports_is_noise(helper):
-    header = header_for(helper)
-    _, made = reports(helper, header, 2)
-    answer = ask(helper, request_of(header, [made[0], made[0], made[1]], "parts", [1, 1, 1]))
-    assert answer.refused == (1,)
-    assert answer.sums[1].astype(np.int64).tolist() == noise_of(3, 3)[1]
-
-
 def test_too_few_reports_are_refused_and_not_spent(start):
     helper = start(min_reports=3)
     header = header_for(helper)
@@ -256,10 +231,6 @@ def test_too_few_reports_are_refused_and_not_spent(start):
     with pytest.raises(SecureError, match=r"2 of 3 reports open, without repeated ones.*least 3"):
         ask(helper, few)
     assert ask(helper, request_of(header, made)).refused == ()
-    none = Other()
-    _, closed = reports(none, replace(header, number=NUMBER + 1), 1)
-    with pytest.raises(SecureError, match="0 of 1 reports open"):
-        ask(start(), request_of(header_for(start(), number=NUMBER + 1), closed))
 
 
 # ---- Each question once
@@ -305,7 +276,8 @@ def test_numbers_ascend(start):
     late, old = question(helper, "trial"), question(helper, "trial", number=NUMBER - 1)
     unanswered = question(helper, number=NUMBER - 1)
     helper.answer(old)
-    helper.answer(late)
+    for kind in KINDS:
+        helper.answer(late if kind == "trial" else question(helper, kind))
     for sent in (old, unanswered):
         with pytest.raises(SecureError, match=f"exchange {NUMBER - 1} is over: {NUMBER}"):
             helper.answer(sent)
@@ -314,17 +286,10 @@ def test_numbers_ascend(start):
         helper.answer(question(helper, number=NUMBER - 1))
     with pytest.raises(SecureError, match=f"exchange {NUMBER} was answered with another header"):
         helper.answer(question(helper))  # with the new key
-    assert helper.answer(question(helper, number=NUMBER + 1))
-
-
-def test_kinds_of_the_newest_exchange_survive_older_files(start):
-    helper = start()
-    for kind in KINDS:
-        helper.answer(question(helper, kind))
-    sent = question(helper, "sum", number=NUMBER + 5)
-    given = helper.answer(sent)
-    helper = start()
-    assert helper.answer(sent) == given
+    newest = question(helper, "sum", number=NUMBER + 5)
+    given = helper.answer(newest)
+    helper = start()  # it has newer and older files
+    assert helper.answer(newest) == given
     with pytest.raises(SecureError, match=f"exchange {NUMBER} is over: {NUMBER + 5}"):
         helper.answer(question(helper, "trial"))
 
@@ -339,35 +304,23 @@ def test_numbers_far_ahead_of_the_clock_are_refused(helper, clock):
     assert helper.answer(sent)
 
 
-def slowly(noise: Drawn):
-    """Return noise that lets other threads run before it is drawn."""
-    return lambda scales: (time.sleep(0.05), noise(scales))[1]
-
-
 def test_threads_get_one_answer(start):
+    """Of eight requests, each sent twice, one is answered, and noise is drawn once."""
     noise = Drawn()
-    helper = start(noise=slowly(noise))
-    sent = question(helper)
-    with ThreadPoolExecutor(8) as pool:
-        answers = set(pool.map(helper.answer, [sent] * 16))
-    assert len(answers) == 1
-    assert len(noise.values) == 3
-
-
-def test_of_different_requests_in_threads_one_is_answered(start):
-    helper = start(noise=slowly(Drawn()))
+    helper = start(noise=lambda scales: (time.sleep(0.05), noise(scales))[1])
     header = header_for(helper)
     _, made = reports(helper, header, 8)
+    requests = [request_of(header, made[:count]).to_bytes() for count in range(1, 9)]
 
-    def attempt(count: int) -> bool:
-        try:
-            ask(helper, request_of(header, made[:count]))
-        except SecureError:
-            return False
-        return True
+    def attempt(content: bytes) -> bytes | None:
+        with contextlib.suppress(SecureError):
+            return helper.answer(content)
 
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(attempt, range(1, 9))) == 1
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(attempt, requests * 2))
+    assert len({*answers}) == 2
+    assert answers.count(None) == 14
+    assert len(noise.values) == 3
 
 
 def test_damaged_and_large_requests_are_refused(helper, monkeypatch):
@@ -451,19 +404,6 @@ def test_an_answer_that_cannot_be_stored_is_not_given(start, step, monkeypatch):
     assert helper.answer(sent) == start().answer(sent) == given
 
 
-def test_an_answer_is_durable_before_it_is_given(start, monkeypatch):
-    helper = start()
-    sent, synced = question(helper), []
-    original = os.fsync
-    monkeypatch.setattr(
-        os,
-        "fsync",
-        lambda file: (synced.append(stat.S_ISDIR(os.fstat(file).st_mode)), original(file)),
-    )
-    helper.answer(sent)
-    assert synced == [False, True]  # the file, then the folder
-
-
 def test_a_restored_backup_answers_nothing_again(folder, tmp_path):
     def started(now: float):
         return contextlib.closing(Helper(folder, SIGNER, clock=lambda: now, noise=Drawn()))
@@ -497,14 +437,6 @@ def test_a_directory_that_is_replaced_while_the_helper_runs_changes_nothing(help
     assert helper.answer(sent) == given
     with pytest.raises(SecureError, match="was answered for another request"):
         helper.answer(other)
-
-
-def test_a_large_answer_is_read_again(start):
-    """Of more than 2 MiB."""
-    helper = start(noise=Drawn(zero=True))
-    sent = question(helper, numbers=2**18 + 1)
-    given = helper.answer(sent)
-    assert start().answer(sent) == given
 
 
 def test_a_damaged_file_is_named(start, folder):

@@ -35,7 +35,8 @@ from vaults import (
     settings_of,
 )
 
-from fldb_flower.errors import FederationError, RoundAbandonedError
+from clients.uploads import UploadMaker
+from fldb_flower.errors import FederationError, OutputError, RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.privacy.accounting import largest_mu
 from fldb_flower.privacy.discrete import discrete_gaussian
@@ -515,10 +516,18 @@ def test_worlds_with_the_same_randomness_differ_by_what_noise_covers(
 ):
     """Two persons, and a device without any, get the same requests of a hostile server.
 
-    With the same seeds, the masked numbers differ by the difference of the reports.
+    With the same seeds, the masked numbers differ by the difference of the reports. Statistics of
+    devices with answers fail at random.
     """
     caplog.set_level(logging.CRITICAL)
-    chance = random.Random(7)
+    chance, report, fails = random.Random(7), UploadMaker.report, random.Random(5)
+
+    def failing(self, broadcast, known, new):
+        if len(known.numbers) + len(new.numbers) and fails.random() < 0.2:
+            raise fails.choice([KeyError("x"), ArithmeticError(), MemoryError(), OutputError("x")])
+        return report(self, broadcast, known, new)
+
+    monkeypatch.setattr(UploadMaker, "report", failing)
     phones = [Phone(tmp_path / name, clock, max_epsilon=1000.0) for name in ("a", "b", "none")]
     sent, counts = [], dict.fromkeys((REPORT, ESTIMATE, REFUSED), 0)
     persons, lengths = (random.Random(1), random.Random(2)), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from fldb_flower.federation.exchange import Noise, ShareUpload
 from fldb_flower.federation.history import Counts
 from fldb_flower.secure.protocol import SCALE
 from fldb_flower.settings import from_flat
-from strategies.device_directory import DeviceDirectory
+from strategies.device_rounds import DeviceDirectory
 from strategies.secure import OPENINGS, PlannedExchanges
 
 # --- sums ------------------------------------------------------------------------------------
@@ -85,27 +86,26 @@ def test_sums_are_those_of_the_answers(tmp_path):
 
 
 def test_sums_of_shares_are_those_of_all_answers(tmp_path):
-    """A device without new answers sends its whole share again."""
+    """A device without new answers sends its whole share again, and no log losses."""
     changes = {"algorithm": "fldb_personal", "personal-ridge": 0.1, "privacy-epsilon": 100.0}
     with SecureFederation(tmp_path, **changes) as federation, federation.serving() as server:
         grid = federation.grid
         nodes = list(grid.contexts)
         grid.absent = {nodes[2]}
         federation.answer(count=4)
-        for number in range(4):
+        for number in range(5):
             if number == 2:
                 grid.absent = set()
-            federation.answer(0, count=2)  # not 1
+            if number < 4:
+                federation.answer(0, count=2)  # not 1
             assert federation.round(server), federation.lines
             broadcast, upload = federation.sums[-1]
             prior = broadcast.play.estimate
             if number > 0:
                 assert np.linalg.eigvalsh(prior.precision).min() > 0.01
+            variance = max(prior.variance, 0.001)
             parts = [
-                share_by_hand(
-                    phone.given, prior.precision, prior.shift,
-                    max(prior.variance, 0.001), CLIP,
-                )
+                share_by_hand(phone.given, prior.precision, prior.shift, variance, CLIP)
                 for node, phone in grid.phones.items() if node not in grid.absent
             ]  # fmt: skip
             units = federation.units
@@ -114,25 +114,14 @@ def test_sums_of_shares_are_those_of_all_answers(tmp_path):
                 got = getattr(upload, name)
                 assert abs(right).max() > 0.1
                 np.testing.assert_allclose(got, right, atol=1e-5 + 9.0 * units[name] / SCALE)
-            assert upload.losses.max() > 0.0
+            assert upload.losses.any() == (number < 4)
+            assert upload.members == {0: 2.0, 2: 1.0}.get(number, 0.0)
+            assert upload.squares == pytest.approx(CLIP**2 * upload.num_duels)
             assert upload.coverage == 1.0
         federation.answer(0, count=1)
         grid.absent = set(nodes[1:])
         assert federation.round(server)
         assert federation.sums[-1][1].coverage == pytest.approx(1.0 / 3.0)
-
-
-def test_without_new_answers_the_log_losses_are_zero(tmp_path):
-    """And shares are not: each answer is predicted once."""
-    changes = {"algorithm": "fldb_personal"}
-    with SecureFederation(tmp_path, **changes) as federation, federation.serving() as server:
-        federation.answer(count=4)
-        assert federation.round(server)
-        assert federation.round(server)
-        first, second = (upload for _, upload in federation.sums)
-        assert first.losses.max() > 0.0
-        assert not second.losses.any()
-        assert np.linalg.eigvalsh(second.precision).min() > 0.1
 
 
 # --- exactly once ----------------------------------------------------------------------------
@@ -216,6 +205,24 @@ def test_each_answer_counts_once_whatever_is_lost_or_killed(first):
     lines = [line for seed in range(first, first + 10) for line in run(seed).lines]
     for text in ("resumes after", "does not reply", "the helper has no key", "duels of"):
         assert any(text in line for line in lines)
+
+
+def test_a_device_that_was_restored_is_counted_once(tmp_path):
+    with SecureFederation(tmp_path) as federation, federation.serving() as server:
+        phone, copy = federation.phones[0], tmp_path / "copy.db"
+        federation.answer()
+        phone.store.backup(copy)
+        assert federation.round(server), federation.lines
+        phone.store.close()
+        for path in phone.folder.glob("duels.db*"):
+            path.unlink()
+        shutil.copy(copy, phone.path)
+        phone.start()
+        assert federation.round(server), federation.lines
+        assert federation.sums[-1][1].num_duels == 0
+        federation.answer(0)
+        assert federation.round(server), federation.lines
+        federation.check_once(server)
 
 
 # --- the helper is down ----------------------------------------------------------------------

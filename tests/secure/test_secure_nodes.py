@@ -10,11 +10,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 from secure_federation import ServerAlone, device
-from vaults import D, common, personal
+from vaults import D, common
 
-from fldb_flower.bandit.estimate import VARIANCES
-from fldb_flower.errors import PrivacyError, RoundAbandonedError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
+from fldb_flower.errors import RoundAbandonedError, SettingsError
+from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.secure import KEY
 from fldb_flower.secure.protocol import (
     ESTIMATE,
@@ -25,7 +24,7 @@ from fldb_flower.secure.protocol import (
     Reply,
     make_report,
 )
-from fldb_flower.secure.statistics import size_of, upload_of, vector_of
+from fldb_flower.secure.statistics import size_of, vector_of
 from fldb_flower.wire import UploadError
 
 Z = 20.0  # noise multiplier
@@ -40,16 +39,6 @@ def some_upload(seed: int) -> Upload:
 
 def asked_of(server) -> list[str]:
     return [request.kind for request in server.helper.asked]
-
-
-def test_without_noise_the_sum_is_that_of_the_devices():
-    server, uploads = ServerAlone(), [some_upload(seed) for seed in range(6)]
-    total = server.exchange(ASKED, uploads)
-    for part in ("gradient", "information", "hessian"):
-        right = sum(getattr(upload, part) for upload in uploads)
-        np.testing.assert_allclose(getattr(total, part), right, atol=1e-6)
-    assert total.num_duels == 24
-    assert asked_of(server) == ["trial", "sum"]
 
 
 def test_the_server_adds_noise_of_the_same_size_to_each_answer():
@@ -135,15 +124,6 @@ def test_noise_has_a_least_and_a_largest_size():
         ServerAlone(multiplier=5e6, **{"privacy-epsilon": 1e-3, "devices-rounds": 10**8})
 
 
-def test_an_exchange_is_spent_before_a_device_is_asked():
-    server = ServerAlone()
-    server.most = 0
-    with pytest.raises(PrivacyError):
-        server.nodes.begin(ASKED)
-    (request,) = server.requests([1])
-    assert (request.kind, request.header) == (ESTIMATE, None)
-
-
 def test_a_reply_for_something_else_is_refused():
     """One device must not end the run: the others are charged for the exchange."""
     server = ServerAlone()
@@ -190,49 +170,3 @@ def test_the_rate_of_answers_approaches_that_of_the_devices():
     for _ in range(40):
         server.exchange(ASKED, [some_upload(seed)._replace(num_duels=40) for seed in range(3)])
     assert server.nodes.state()["rate"][0] == pytest.approx(40.0, abs=2.0)
-
-
-def test_shares_of_some_devices_are_scaled_to_all_by_the_coverage():
-    server, asked = ServerAlone(algorithm="fldb_personal"), personal(np.zeros((D, D)))
-    shares = [share_of(seed) for seed in range(4)]
-    total = server.exchange(asked, shares)
-    assert (total.coverage, total.members) == (1.0, 4.0)
-    later = asked._replace(play=asked.play._replace(first=2, last=2))
-    total = server.exchange(later, shares[:2])
-    assert (total.coverage, total.members) == (0.5, 0.0)
-    expected = sum(each.precision for each in shares[:2])
-    np.testing.assert_allclose(total.precision, expected, atol=1e-6)
-    assert total.squares == pytest.approx(4.0 * total.num_duels)  # clip^2 each
-
-
-def share_of(seed: int) -> ShareUpload:
-    draw = np.random.default_rng(seed)
-    rows = draw.normal(size=(4, D)) / 8.0
-    return ShareUpload(
-        8, rows.T @ rows, draw.normal(size=D) / 8.0, np.zeros(len(VARIANCES)), 0.0, 0.0
-    )
-
-
-def test_the_state_is_restored():
-    server, other = ServerAlone(), ServerAlone()
-    server.exchange(ASKED, [some_upload(1)])
-    other.nodes.restore(server.nodes.state())
-    other.nodes.begin(ASKED)
-    (request,) = other.requests([1])
-    assert (request.kind, request.counted) == (REPORT, server.nodes.counted[device(1)])
-    assert other.nodes.duels == server.nodes.duels == 4
-
-
-def test_the_vector_of_an_upload_has_its_frobenius_length_and_returns_the_upload():
-    upload, form = some_upload(3), ServerAlone().form
-    units = {"gradient": 2.0, "information": 3.0, "hessian": 5.0, "num_duels": 7.0}
-    vector = vector_of(upload, ASKED, units, form)
-    square = (
-        np.sum(upload.gradient**2) / 4 + np.sum(upload.information**2) / 9
-        + np.sum(upload.hessian**2) / 25 + 16 / 49
-    )  # fmt: skip
-    assert vector @ vector == pytest.approx(square, rel=1e-12)
-    back = upload_of(vector, 0.5, ASKED, units, form)
-    np.testing.assert_allclose(back.hessian, upload.hessian, rtol=1e-12)
-    assert back.num_duels == 4
-    assert back.noise.hessian == 2.5

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.panel import Panel
 
 from fldb_flower.deployment import processes
-from fldb_flower.deployment.processes import HOST, boxed, free_port, last_words, project_folder
+from fldb_flower.deployment.processes import HOST, free_port, project_folder, reason_in
 from fldb_flower.errors import FederationError, FldbError
 from fldb_flower.runs.experiment import StoppedError
 from fldb_flower.runs.results import RunDirectory, request_stop
@@ -51,8 +51,7 @@ def test_the_reason_of_a_failure_is_in_the_log_in_a_box_or_at_the_end():
         reason = flower.failure_reason(output, FLOWER)
         assert re.sub(r"[|+\s-]", "", reason) == "itbroke"
         assert not re.search(r"[\u2500-\u259f]", reason)
-    assert boxed("no box") == ""
-    assert last_words("one\n│ two │\n╰────╯\n----\n\n") == "two"
+    assert reason_in("one\n│ two │\n╰────╯\n----\n\n") == "two"
 
 
 # --- starts of Flower ------------------------------------------------------------------------
