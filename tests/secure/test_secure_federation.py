@@ -23,7 +23,7 @@ from fldb_flower.federation.exchange import Noise, ShareUpload
 from fldb_flower.federation.history import Counts
 from fldb_flower.secure.protocol import SCALE
 from fldb_flower.settings import from_flat
-from strategies.device_directory import DeviceDirectory
+from strategies.device_rounds import DeviceDirectory
 from strategies.secure import OPENINGS, PlannedExchanges
 
 # --- sums ------------------------------------------------------------------------------------
