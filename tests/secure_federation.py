@@ -49,8 +49,7 @@ from fldb_flower.secure.statistics import Shared, vector_of
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
 from simulations.engines.inprocess import InProcessGrid, failure
-from strategies.device_directory import DeviceDirectory
-from strategies.device_rounds import DeviceServer
+from strategies.device_rounds import DeviceDirectory, DeviceServer
 from strategies.secure import PlannedExchanges, SecureChannel
 
 CLIP = 8.0

@@ -12,7 +12,7 @@ import numpy as np
 from fldb_flower.bandit.duels import DuelLog, clipped, prediction_sums
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.bandit.policies import make_policy
-from fldb_flower.bandit.streams import AgentStreams, check_agents, make_streams
+from fldb_flower.bandit.streams import AgentStreams, make_streams
 from fldb_flower.bandit.theory import width_settings
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.environments import (
@@ -103,11 +103,10 @@ def rows_in_block(settings: Settings) -> int:
 def require_agents(settings: Settings, agents: int, *, may_repeat: bool = True) -> None:
     """Raise SettingsError if the memory does not suffice for so many simulated agents.
 
-    The estimate is a lower bound. It has the duels that are stored and, of agents with their own
-    estimates, the matrices. For one block, it has the arms of an iteration, as drawn and in the
-    order of iterations, and their differences from the first arm, or the norms of all pairs. If no
-    message is repeated, a block's duels are dropped after the last exchange of a round
-    (:attr:`~fldb_flower.federation.exchange.Broadcast.final`).
+    The estimate is a lower bound: the duels that are stored and the matrices of agents' own
+    estimates; of one block, the arms of an iteration, as drawn and in the order of iterations, and
+    their differences from the first arm, or the norms of all pairs. If no message is repeated, a
+    block's duels are dropped after the last exchange of a round (``Broadcast.final``).
     """
     if settings.backend not in {"numpy", "cpu"}:
         return  # they are in a GPU's memory
@@ -151,21 +150,21 @@ class OfferStream:
     """The offers of a block of agents, each taken once and in order.
 
     They do not depend on what agents select, so a small block draws several iterations at once.
-    ``capacity`` is the largest number of iterations that are taken at once.
     """
 
     def __init__(self, settings: Settings, agents: range, arrays: Arrays) -> None:
         self.environment = make_environment(settings, agents)
-        self.capacity = max(1, rows_in_block(settings) // len(agents))
+        self.capacity = max(1, rows_in_block(settings) // len(agents))  # iterations at once
         self._shape = (len(agents), settings.num_arms, settings.dimension)
         self._arrays = arrays
         self._is_external = settings.environment.name in ENVIRONMENTS.added
         self._streams = make_streams(settings, agents)
-        is_recorded = isinstance(self.environment, RecordedAnswers)
-        # Recorded answers are those to the contexts drawn last; the block stores their state.
-        self._ahead = 1 if is_recorded else AHEAD
+        self._ahead = AHEAD
         self._changing: ChangingEnvironment | None = None
-        if isinstance(self.environment, ChangingEnvironment) and not is_recorded:
+        if isinstance(self.environment, RecordedAnswers):
+            # Its answers are those to the contexts drawn last; the block stores its state.
+            self._ahead = 1
+        elif isinstance(self.environment, ChangingEnvironment):
             self._changing = self.environment
         self._drawn: Offers | None = None  # offers drawn last, while not all are taken
         self._taken = 0  # number of iterations of these that were taken
@@ -178,29 +177,21 @@ class OfferStream:
         later ones. How many are returned does not depend on that, so that results do not either.
         """
         wanted = min(most, self.capacity)
-        drawn = self._drawn
-        missing = wanted if drawn is None else self._taken + wanted - len(drawn.noise)
-        if missing > 0:
-            drawn = self._extended(drawn, missing, left)
-        assert drawn is not None
-        first, self._taken = self._taken, self._taken + wanted
-        offers = Offers(*[each[first : self._taken] for each in drawn])
-        self._drawn = drawn
-        if self._taken == len(drawn.noise):
-            self._drawn, self._taken = None, 0
-        return offers
-
-    def _extended(self, drawn: Offers | None, missing: int, left: int) -> Offers:
-        """Return offers with ``missing`` more iterations, or with those drawn ahead."""
-        if drawn is not None:
-            drawn = Offers(*map(copy, drawn))  # an environment may reuse its arrays
+        end, drawn = self._taken + wanted, self._drawn
+        if drawn is None:
+            count = wanted if wanted > 1 else max(1, min(self._ahead, left, self.capacity))
+            if count > wanted:
+                self._before = self._position()
+            drawn = self._draw(count)
+        elif (missing := end - len(drawn.noise)) > 0:
+            former = [copy(each) for each in drawn]  # an environment may reuse its arrays
             more = self._draw(missing)
             xp = namespace(more.noise)
-            return Offers(*[xp.concat(both) for both in zip(drawn, more, strict=True)])
-        count = missing if missing > 1 else max(1, min(self._ahead, left, self.capacity))
-        if count > missing:
-            self._before = self._position()
-        return self._draw(count)
+            drawn = Offers(*[xp.concat(both) for both in zip(former, more, strict=True)])
+        offers = Offers(*[each[self._taken : end] for each in drawn])
+        is_rest = end == len(drawn.noise)
+        self._drawn, self._taken = (None, 0) if is_rest else (drawn, end)
+        return offers
 
     def _draw(self, iterations: int) -> Offers:
         contexts = self.environment.contexts(self._streams, iterations)
@@ -271,15 +262,13 @@ class AgentGroup:
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
-        check_agents(agents, settings.num_agents)
         self.agents = agents
         self.blocks = [AgentBlock(settings, block) for block in blocks_of(settings, agents)]
 
     def answer(self, broadcast: Broadcast, counted: int) -> Any:
-        """Play the requested iterations and return the requested statistics.
+        """Play the requested iterations, each once, and return the requested statistics.
 
-        Iterations already played are not played again. ``counted`` is the last iteration whose
-        duels the server has counted.
+        ``counted`` is the last iteration whose duels the server has counted.
         """
         return total_of_blocks([block.answer(broadcast, counted) for block in self.blocks])
 

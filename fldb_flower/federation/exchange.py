@@ -382,7 +382,7 @@ class Federation(ABC):
             privacy.require(broadcast, number)
         upload = self.collect(broadcast)
         if privacy is not None:
-            self.history.count_opening(number)
+            self.history.openings = max(self.history.openings, number)
             upload = privacy.add(upload, broadcast, number)
         self._last = upload
         play = broadcast.play

@@ -287,7 +287,7 @@ class FakeRay:
     def remote(self, kind):
         def create(*arguments):
             worker = kind(*arguments)
-            actor = SimpleNamespace(lost=False, is_ready=SimpleNamespace(remote=lambda: None))
+            actor = SimpleNamespace(lost=False, __ray_ready__=SimpleNamespace(remote=lambda: None))
 
             def reply(method, values):
                 return LostError("lost") if actor.lost else worker.reply(method, values)

@@ -220,7 +220,8 @@ def test_a_restored_history_continues_identically():
     def recorded(history, first, last):
         for t in range(first, last):
             history.count_exchange((t, t), learns=t % 2 == 0)
-            history.count_bytes(3 * t, t)
+            history.uploaded_bytes += 3 * t
+            history.downloaded_bytes += t
             history.add_outcomes(t, 2, [[t + 0.1, 0.5, 2, 2, 1.5]])
             history.add_outcomes(t, 3, np.array([[0.3, 0.7, 3, 1, 1]]))
             history.count_round()

@@ -23,7 +23,7 @@ from vaults import Phone, configure
 
 from clients import relay
 from clients.service import http
-from clients.service.app import Node, create_app
+from clients.service.app import BODIES, Node, create_app
 from clients.service.catalogue import read_arms
 from clients.service.http import read_token
 from clients.vault import read_config
@@ -85,7 +85,7 @@ def test_each_token_opens_its_own_endpoints_only(client, phone):
 
 def test_requests_may_be_larger_than_those_of_the_page(client, monkeypatch):
     monkeypatch.setattr(http, "MAX_BODY", 100)
-    monkeypatch.setattr(http, "MAX_NODE_BODY", 1000)
+    monkeypatch.setitem(BODIES, "/node", 1000)
     large, larger = b"x" * 1000, b"x" * 1001
     reply = client.post("/node", content=large, headers=bearer(NODE_TOKEN))
     assert Reply.from_bytes(reply.content).kind == REFUSED

@@ -43,7 +43,7 @@ from fldb_flower.secure.protocol import (
 from fldb_flower.secure.statistics import size_of, vector_of
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import UploadError
-from strategies.device_directory import DeviceDirectory
+from strategies.device_rounds import DeviceDirectory
 from strategies.secure import OPENINGS, PlannedExchanges
 
 # --- sums ------------------------------------------------------------------------------------
