@@ -219,14 +219,8 @@ def make(
     found: dict[str, dict[str, list[Result]]] = {}
     with progress("draw", len(names), "figure") as done:
         for name, groups in wanted.items():
-            path = folder / f"{name}.csv"
             runs = {label: [(each, results[each]) for each in groups[label]] for label in groups}
-            rows = pd.concat(_rows(label, *run) for label, group in runs.items() for run in group)
-            try:
-                replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
-            except OSError as error:
-                raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
-            _draw(name, runs, path, width, formats)
+            _write(name, runs, folder / f"{name}.csv", width, formats)
             found[name] = {label: [result for _, result in runs[label]] for label in runs}
             done()
     return found
@@ -247,7 +241,13 @@ def _rows(label: str, settings: Settings, result: Result) -> pd.DataFrame:
     )
 
 
-def _draw(name: str, runs: _Runs, path: Path, width: str | None, formats: Sequence[str]) -> None:
+def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Sequence[str]) -> None:
+    """Write the data of a figure, and draw it beside."""
+    rows = pd.concat(_rows(label, *run) for label in runs for run in runs[label])
+    try:
+        replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
     panel = panel_of(name)
     width = width or ("page" if name == OVERVIEW else "column")
 
@@ -259,7 +259,7 @@ def _draw(name: str, runs: _Runs, path: Path, width: str | None, formats: Sequen
         if panel.against == "iteration":
             curves.regret(axes, [_curve(runs[label], label, width == "column") for label in runs])
         else:
-            _draw_final(axes, panel.against, runs)
+            _draw_final(axes, panel.against, rows[rows.iteration == rows.iteration.max()])
         seeds = curves.errors_text([len(group) for group in runs.values()])
         axes.set_title(f"{_math(panel.title)}\n{seeds}")
 
@@ -281,17 +281,12 @@ def _curve(group: _Group, label: str, narrow: bool) -> curves.Curve:
     return curves.Curve(group[0][0].algorithm, [result.regret for _, result in group], text)
 
 
-def _draw_final(axes: Axes, against: str, runs: _Runs) -> None:
-    rows = pd.DataFrame(
-        [each.num_arms, each.tau, result.numbers["rounds"], result.regret[-1]]
-        for group in runs.values()
-        for each, result in group
-    ).set_axis(["num_arms", "tau", "rounds", "regret"], axis=1)
-    groups = list(rows.groupby("num_arms"))
+def _draw_final(axes: Axes, against: str, last: pd.DataFrame) -> None:
+    groups = list(last.groupby("num_arms"))
     styles = styles_of(["fldb_ogd"] * len(groups))
     lines = []
     for place, ((arms, part), style) in enumerate(zip(groups, styles, strict=True)):
-        table = part.groupby(against).regret.agg(["mean", "sem"])
+        table = part.groupby(against).cumulative_regret.agg(["mean", "sem"])
         side = place - (len(groups) - 1) / 2  # keeps the error bars apart
         x = table.index + 0.1 * side if against == "tau" else table.index * 1.02**side
         values = [x, table["mean"], table["sem"].fillna(0)]
@@ -299,7 +294,7 @@ def _draw_final(axes: Axes, against: str, runs: _Runs) -> None:
     if against == "rounds":
         axes.set_xscale("log")
         ticks: list[int] = []
-        for number in sorted(rows.rounds.unique().tolist(), reverse=True):
+        for number in sorted(last.rounds.unique().tolist(), reverse=True):
             if not ticks or ticks[-1] / number > 1.4:
                 ticks.append(number)
         axes.set_xticks(ticks, [str(tick) for tick in ticks])

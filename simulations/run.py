@@ -51,7 +51,7 @@ from fldb_flower.system.startup import (
 )
 from simulations.hydra_config import CONF, check_words, explained, store_settings, undecodable
 from simulations.settings_help import help_text
-from simulations.sweeps.jobs import attempt, jobs_without_result, settings_of
+from simulations.sweeps.jobs import attempt, settings_of
 
 _LOG = logging.getLogger("fldb_flower")
 _PATIENCE = 2.0  # seconds until a signal ends the process within an operation of NumPy
@@ -238,8 +238,6 @@ def _main(asked: Namespace, unknown: Sequence[str]) -> None:
     options = [word for word in sys.argv[1:] if word not in asked.overrides]
     sys.argv[1:] = [*options, *asked.overrides]
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
-    if jobs_without_result:
-        sys.exit(1)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from simulations.saved_runs import (
     Run,
     Unfinished,
     predictions,
-    read_optional,
+    read,
     varying,
 )
 
@@ -188,10 +188,14 @@ class Data:
         curves: dict[str, tuple[Any, Any]] = {_REGRET: (x, _regret(run)[x - 1])}
         notes = {}
         try:
-            if (table := read_optional(run, PREDICTION)) is not None:
+            if (run.path / PREDICTION).exists():
+                table = read(run.path / PREDICTION)
+                if len(table) != len(run.curve):
+                    raise DataError(f"{PREDICTION} has {len(table)} rows, not {len(run.curve)}")
                 for name in PREDICTIONS:
                     curves[name.replace("_", " ")] = (x, table[name].to_numpy()[x - 1])
-            if (table := read_optional(run, PARTICIPATION)) is not None:
+            if (run.path / PARTICIPATION).exists():
+                table = read(run.path / PARTICIPATION)
                 notes["Replies"] = f"{table['replied'].sum():,} of {table['asked'].sum():,}"
                 for name in ("absent", "rejected"):
                     nodes = table[name][table[name] != ""].str.split("; ").explode()

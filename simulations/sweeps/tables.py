@@ -38,9 +38,9 @@ _LABEL_HEIGHT = 0.14  # of a line of a label, in inches
 
 
 def report(
-    runs: Sequence[Run], failed: Sequence[str], folder: Path, swept: Collection[str] = ()
+    runs: Sequence[Run], errors: Sequence[str], folder: Path, swept: Collection[str] = ()
 ) -> None:
-    """Write and print the tables of a sweep, and report the jobs without a result.
+    """Write and print the tables of a sweep, and its errors; exit with status 1 if there are any.
 
     The tables have a column for each swept setting, even if only one of its values has a result.
     Tables of an earlier sweep are removed.
@@ -50,19 +50,17 @@ def report(
     if runs:
         with progress("write the tables"):
             keys = _columns(runs, swept)
-            write_csv(table(runs, keys, folder), folder / TABLE)
-            write_csv(curves(runs, keys), folder / CURVES)
+            tables = {TABLE: table(runs, keys, folder), CURVES: curves(runs, keys)}
+            for name, rows in tables.items():
+                rows.to_csv(folder / name, index=False, lineterminator="\n")
             picture(runs, folder / PICTURE)
         print(statistics_text(runs, swept))
         files = [name for name in (TABLE, CURVES, PICTURE) if (folder / name).exists()]
         print(f"results of {len(runs)} jobs: {', '.join(files)} in {folder}")
-    for line in failed:
-        print(f"error: job {line}", file=sys.stderr)
-
-
-def write_csv(rows: pd.DataFrame, path: Path) -> None:
-    """Write a table of a sweep."""
-    rows.to_csv(path, index=False, lineterminator="\n")
+    for line in errors:
+        print(f"error: {line}", file=sys.stderr)
+    if errors:
+        sys.exit(1)
 
 
 def _columns(runs: Sequence[Run], swept: Collection[str]) -> list[str]:

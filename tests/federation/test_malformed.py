@@ -101,7 +101,6 @@ def call(arguments):
     """Call the command like a shell does; return its exit status, stdout and stderr."""
     out, error, status = io.StringIO(), io.StringIO(), 0
     GlobalHydra.instance().clear()
-    command.jobs_without_result.clear()
     before, sys.argv = sys.argv, ["simulations.run", *arguments]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):

@@ -412,3 +412,13 @@ def test_bad_options_and_a_table_that_cannot_be_written_give_one_line(tmp_path, 
             quick(*arguments)
         assert reason in str(ended.value)
         assert "\n" not in str(ended.value)
+
+
+@pytest.mark.exhaustive
+def test_the_first_figure_shows_that_collaboration_helps(tmp_path):
+    """The paper's claim for Fig. 1a: FLDB-OGD is better than LDB, and FLDB-GD better still."""
+    found = figures.make(["fig1a"], tmp_path)["fig1a"]
+    regrets = {label: np.mean([run.regret[-1] for run in group]) for label, group in found.items()}
+    assert list(regrets) == ["LDB", "FLDB-OGD", "FLDB-GD"]
+    assert regrets["FLDB-GD"] < regrets["FLDB-OGD"] < regrets["LDB"]
+    assert (tmp_path / "fig1a.png").stat().st_size > 10_000

@@ -360,15 +360,16 @@ def test_replies_of_nodes_are_counted_and_summed_over_intervals(tmp_path):
 
 def test_an_unusable_additional_file_is_reported_in_the_page(tmp_path):
     counts = "iteration,asked,replied,absent,rejected\n1,x,1,,\n"
+    short, damaged = "prediction.csv has 1 rows, not 3", f"prediction.csv is {DAMAGED}"
     cases = {
-        "0": ("prediction.csv", "iteration,log_loss\n1,2\n"),
-        "1": ("prediction.csv", "iteration,log_loss,accuracy\n1,2,3\n"),
-        "2": ("participation.csv", counts),
+        "0": ("prediction.csv", "iteration,log_loss\n1,2\n", damaged),
+        "1": ("prediction.csv", "iteration,log_loss,accuracy\n1,2,3\n", short),
+        "2": ("participation.csv", counts, f"participation.csv is {DAMAGED}"),
     }
-    for name, (file, text) in cases.items():
+    for name, (file, text, _) in cases.items():
         (make_run(tmp_path / name) / file).write_text(text)
     notes = [run["notes"]["Problem"] for run in made(tmp_path)["details"]]
-    assert notes == [f"{file} is {DAMAGED}" for file, _ in cases.values()]
+    assert notes == [reason for *_, reason in cases.values()]
 
 
 def test_large_seeds_and_odd_values_survive(tmp_path):
