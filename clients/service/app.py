@@ -6,7 +6,6 @@ The SuperNode's token opens the endpoint of secure sums only, and no other token
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +21,8 @@ from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from pydantic import Field
 
-from clients.preference_agent import EXPIRE_AFTER, PreferenceAgent
+from clients.preference_agent import EXPIRE_AFTER, Duel, PreferenceAgent, Weights
+from clients.service import models
 from clients.service.catalogue import Catalogue
 from clients.service.http import (
     BINARY,
@@ -33,26 +33,7 @@ from clients.service.http import (
     binary_body,
     status_of,
 )
-from clients.service.models import (
-    MAX_ANSWERS,
-    Arms,
-    ForgottenAnswers,
-    Health,
-    Prediction,
-    Privacy,
-    Problem,
-    ProposedDuel,
-    Ranking,
-    Recorded,
-    Reopened,
-    Result,
-    ShownArm,
-    ShownDuel,
-    Status,
-    TwoArms,
-    Weights,
-)
-from clients.store import database
+from clients.store import Forgotten, database
 from clients.validation import Answer, FeatureNames, NamedAnswer
 from clients.vault import Vault, VaultConfig
 from fldb_flower.errors import FldbError, OutputError, one_line
@@ -137,7 +118,7 @@ async def _device(request: Request) -> Device:
 
 
 def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Problem} for status in statuses}
+    return {status: {"model": models.Problem} for status in statuses}
 
 
 OfDevice = Annotated[Device, Depends(_device)]
@@ -155,7 +136,7 @@ async def show_page(device: OfDevice) -> HTMLResponse:
 
 
 @public.get("/health", tags=["device"], responses=_problems(503))
-async def health(device: OfDevice) -> Health:
+async def health(device: OfDevice) -> models.Health:
     """Check that the store can be read. Needs no token."""
 
     def read(agent: PreferenceAgent) -> None:
@@ -166,32 +147,31 @@ async def health(device: OfDevice) -> Health:
         await device.reader.run(read)
     except Exception:  # details are not public
         raise HTTPException(503, "the store cannot be read") from None
-    return Health()
+    return models.Health()
 
 
 @guarded.get("/status", tags=["device"], response_model_exclude_unset=True)
-async def status(device: OfDevice) -> Status:
+async def status(device: OfDevice) -> models.Status:
     """Return the numbers of duels and answers, and the last synchronized estimate."""
     vault, privacy = device.vault, None
     if vault is not None:
         spent = await device.reader.run(lambda _agent: vault.spent())
-        privacy = Privacy(**spent._asdict())
+        privacy = models.Privacy(**spent._asdict())
     state = await device.reader.run(PreferenceAgent.status)
-    return Status(**state, secure=vault is not None, privacy=privacy)
+    return models.Status(**state, secure=vault is not None, privacy=privacy)
 
 
 @guarded.post("/duels", tags=["duels"])
-async def propose(offered: Arms, device: OfDevice) -> ProposedDuel:
+async def propose(offered: models.Arms, device: OfDevice) -> Duel:
     """Select two of K arms to show, by the last broadcast and the answers on this device."""
     shown = offered.contents
     contents = None if shown is None else [c.model_dump(exclude_none=True) for c in shown]
     features = np.array(offered.features)  # an array is not validated again
-    duel = await device.writer.run(PreferenceAgent.propose, features, offered.keys, contents)
-    return ProposedDuel(**dataclasses.asdict(duel))
+    return await device.writer.run(PreferenceAgent.propose, features, offered.keys, contents)
 
 
 @guarded.get("/duels/next", tags=["duels"], responses=_problems(404))
-async def show_next(device: OfDevice) -> ShownDuel:
+async def show_next(device: OfDevice) -> models.ShownDuel:
     """Return the oldest open duel with contents; with ``--arms``, propose one if there is none."""
 
     def oldest(agent: PreferenceAgent) -> Any:
@@ -211,24 +191,24 @@ async def show_next(device: OfDevice) -> ShownDuel:
         device.catalogue.shown(key, content, names)
         for key, content in zip((duel.first_key, duel.second_key), duel.contents, strict=True)
     )
-    return ShownDuel(id=duel.id, expires=duel.expires, first=first, second=second)
+    return models.ShownDuel(id=duel.id, expires=duel.expires, first=first, second=second)
 
 
 @guarded.post("/duels/{id}/answer", tags=["duels"], responses=_problems(404, 409, 410))
-async def record(id: str, answer: Answer, device: OfDevice) -> Recorded:
+async def record(id: str, answer: Answer, device: OfDevice) -> models.Recorded:
     """Record which arm won. The same answer may be repeated; it keeps its number."""
     number = await device.writer.run(PreferenceAgent.record, id, answer.preferred)
-    return Recorded(number=number)
+    return models.Recorded(number=number)
 
 
 @guarded.delete("/duels/{id}/answer", tags=["duels"], responses=_problems(404, 409))
-async def undo(id: str, device: OfDevice) -> Reopened:
+async def undo(id: str, device: OfDevice) -> models.Reopened:
     """Remove the last answer, unless it is part of an upload; the duel can be answered again.
 
     A request without a reply may be repeated; it then returns the same id. The duel has no contents
     and no keys any more: show the two arms again.
     """
-    return Reopened(id=await device.writer.run(PreferenceAgent.undo, id))
+    return models.Reopened(id=await device.writer.run(PreferenceAgent.undo, id))
 
 
 @guarded.delete("/duels/{id}", tags=["duels"], status_code=204, responses=_problems(404, 409))
@@ -239,41 +219,41 @@ async def skip(id: str, device: OfDevice) -> None:
 
 @guarded.post("/answers", tags=["duels"])
 async def record_many(
-    answers: Annotated[list[NamedAnswer], Field(max_length=MAX_ANSWERS)], device: OfDevice
-) -> list[Result]:
+    answers: Annotated[list[NamedAnswer], Field(max_length=models.MAX_ANSWERS)], device: OfDevice
+) -> list[models.Result]:
     """Record several answers in one durable write; each has its own result."""
     pairs = [(answer.id, answer.preferred) for answer in answers]
     return [
-        Result(status=status_of(each), detail=one_line(each))
+        models.Result(status=status_of(each), detail=one_line(each))
         if isinstance(each, FldbError)
-        else Result(number=each)
+        else models.Result(number=each)
         for each in await device.writer.run(PreferenceAgent.record_many, pairs)
     ]
 
 
 @guarded.post("/rank", tags=["preferences"])
-async def rank(offered: Arms, device: OfDevice) -> Ranking:
+async def rank(offered: models.Arms, device: OfDevice) -> models.Ranking:
     """Sort K arms by their predicted rewards, best first."""
     order = await device.reader.run(PreferenceAgent.rank, np.array(offered.features))
     keys = offered.keys
-    return Ranking(order=order, keys=None if keys is None else [keys[arm] for arm in order])
+    return models.Ranking(order=order, keys=None if keys is None else [keys[arm] for arm in order])
 
 
 @guarded.get("/rank", tags=["preferences"], responses=_problems(404))
-async def rank_arms(device: OfDevice) -> Ranking:
+async def rank_arms(device: OfDevice) -> models.Ranking:
     """Sort the arms of ``--arms`` by their predicted rewards, best first."""
     catalogue = device.catalogue
     if not catalogue.arms:
         raise HTTPException(404, "the service has no arms: start it with --arms, or send them")
     order = await device.reader.run(PreferenceAgent.rank, catalogue.features)
-    return Ranking(order=order, keys=[catalogue.arms[arm].key for arm in order])
+    return models.Ranking(order=order, keys=[catalogue.arms[arm].key for arm in order])
 
 
 @guarded.get("/favourites", tags=["preferences"])
 async def favourites(
     device: OfDevice,
     most: Annotated[int, Query(description="Length of the list.", ge=1, le=100)] = 5,
-) -> list[ShownArm]:
+) -> list[models.ShownArm]:
     """Return the best arms of ``--arms`` by the current estimate, best first.
 
     The list is empty without ``--arms``, and as long as no arm is preferred to another.
@@ -288,16 +268,16 @@ async def favourites(
 
 
 @guarded.post("/predict", tags=["preferences"])
-async def predict(arms: TwoArms, device: OfDevice) -> Prediction:
+async def predict(arms: models.TwoArms, device: OfDevice) -> models.Prediction:
     """Return the probability that the first of two arms is preferred."""
     probability = await device.reader.run(PreferenceAgent.predict, arms.first, arms.second)
-    return Prediction(probability=probability)
+    return models.Prediction(probability=probability)
 
 
 @guarded.get("/weights", tags=["preferences"])
 async def explain(device: OfDevice) -> Weights:
     """Return the weight of each feature, with standard deviations."""
-    return Weights(**vars(await device.reader.run(PreferenceAgent.explain)))
+    return await device.reader.run(PreferenceAgent.explain)
 
 
 @guarded.put("/features", tags=["preferences"])
@@ -308,9 +288,9 @@ async def name_features(named: FeatureNames, device: OfDevice) -> FeatureNames:
 
 
 @guarded.delete("/answers", tags=["duels"])
-async def forget(device: OfDevice) -> ForgottenAnswers:
+async def forget(device: OfDevice) -> Forgotten:
     """Remove all open duels and answers from this device; report what cannot be undone."""
-    return ForgottenAnswers(**vars(await device.writer.run(PreferenceAgent.forget)))
+    return await device.writer.run(PreferenceAgent.forget)
 
 
 @public.post("/node", include_in_schema=False)

@@ -18,8 +18,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import h11
@@ -356,6 +357,7 @@ _ASSETS = "/static-offline-docs/"  # where fastapi-offline serves the files of /
 _THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
+@dataclass
 class Guard:
     """Refuse other host names, wrong tokens, and bodies that are too large or too slow.
 
@@ -363,48 +365,36 @@ class Guard:
     ``policies`` are values of Content-Security-Policy by path, and ``bodies`` limits of bodies.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        token: str,
-        any_host: bool,
-        body_seconds: float,
-        public: Collection[str],
-        tokens: Mapping[str, str] = MappingProxyType({}),
-        policies: Mapping[str, str] = MappingProxyType({}),
-        bodies: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        self._app = app
-        self._token = token
-        self._any_host = any_host
-        self._body_seconds = body_seconds
-        self._public = public
-        self._tokens = tokens
-        self._policies = policies
-        self._bodies = bodies
+    app: ASGIApp
+    token: str
+    any_host: bool
+    body_seconds: float
+    public: Collection[str]
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, str] = field(default_factory=dict)
+    bodies: Mapping[str, int] = field(default_factory=dict)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         path = scope["path"]
-        most = self._bodies.get(path, MAX_BODY)
+        most = self.bodies.get(path, MAX_BODY)
         needed = None
-        if path not in self._public and not path.startswith(_ASSETS):
-            needed = self._tokens.get(path, self._token)
+        if path not in self.public and not path.startswith(_ASSETS):
+            needed = self.tokens.get(path, self.token)
         refusal = self._refusal(Headers(scope=scope), needed, most)
         if refusal is None and needed is not None:
             scope.setdefault("state", {})[WITH_TOKEN] = True
         request = f"{scope['method']} {path[:100]}"
-        receive = _limited(receive, request, self._body_seconds, most)
-        policy = self._policies.get(path, NOTHING)
-        await (refusal or self._app)(scope, receive, _with_headers(send, policy))
+        receive = _limited(receive, request, self.body_seconds, most)
+        policy = self.policies.get(path, NOTHING)
+        await (refusal or self.app)(scope, receive, _with_headers(send, policy))
 
     def _refusal(self, headers: Headers, needed: str | None, most: int) -> JSONResponse | None:
         # DNS rebinding: a site can point its own name at 127.0.0.1, and its pages may then connect.
-        if not self._any_host and not _THIS_MACHINE.fullmatch(headers.get("host", "")):
+        if not self.any_host and not _THIS_MACHINE.fullmatch(headers.get("host", "")):
             return problem(400, "use 127.0.0.1, localhost or [::1] as the host name")
         if needed is not None:
             scheme, _, token = headers.get("authorization", "").partition(" ")

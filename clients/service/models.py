@@ -37,20 +37,6 @@ class Arms(validation.Arms):
     ]
 
 
-class ProposedDuel(Model):
-    """Two arms to show in random order; the first is the favourite."""
-
-    id: str = described(_ANSWERED, _ID)
-    first: int = described("Index of the first arm among those sent, from 0.", 1)
-    second: int = described("Index of the second arm; it differs from the first.", 0)
-    first_key: str | None = described("The first arm's key, if keys were sent.", "coffee")
-    second_key: str | None = described("The second arm's key, if keys were sent.", "tea")
-    predicted: float | None = described(
-        "P(first preferred) by the current estimate; null if nothing was learned yet.", 0.73
-    )
-    expires: float = described(_EXPIRES, 1.8e9)
-
-
 class ShownFeature(Model):
     """A feature of an arm."""
 
@@ -100,19 +86,6 @@ class Result(Model):
     detail: str | None = described("Reason if it was not recorded.", None, None)
 
 
-class ForgottenAnswers(Model):
-    """What was removed from this device, and what cannot be undone."""
-
-    proposals: int = described("Open duels that were removed.", 1)
-    forgotten: int = described("Answers that were removed before they were acknowledged.", 3)
-    may_be_counted: int = described("Those of them that the server may have counted.", 0)
-    counted: int = described(
-        "Answers that the server has counted, also removed from this device. With FLDB-Personal,"
-        " the next round subtracts them from the server's sums; otherwise the sums keep them.",
-        9,
-    )
-
-
 class TwoArms(Model):
     """Two arms to compare."""
 
@@ -132,22 +105,6 @@ class Ranking(Model):
     order: list[int] = described("Indices of the arms, from 0.", [1, 0, 2])
     keys: list[str | None] | None = described(
         "Keys in this order; null without keys.", ["coffee", "tea", "cocoa"]
-    )
-
-
-class Weights(Model):
-    """The estimate of theta; the lists of numbers are empty before the first duel and broadcast."""
-
-    names: list[str] | None = described(
-        "Name of each feature; null if they have none.", ["sweetness", "bitterness"]
-    )
-    weights: list[float] = described("Weight of each feature in the reward of an arm.", [0.8, -0.3])
-    deviations: list[float] = described("Standard deviation of each weight.", [0.2, 0.4])
-    own: bool = described(
-        "True: this person's own theta, which each answer changes at once (before the first"
-        " broadcast, and with FLDB-Personal). False: the server's, in which an answer counts from"
-        " the next round on.",
-        True,
     )
 
 

@@ -156,10 +156,9 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
-        """Run one durable transaction, while no other process writes; an exception rolls it back.
+        """Run one durable transaction, as a part of the one that this thread is in, if any.
 
-        Within another one of the same thread, it is part of that one. If rows were deleted, the log
-        is emptied afterwards.
+        An exception rolls it back. If rows were deleted, the log is emptied afterwards.
         """
         with self._lock, self._errors():
             if self._connection.in_transaction:
@@ -180,11 +179,7 @@ class Database:
                 self.erase_deleted()
 
     def erase_deleted(self) -> None:
-        """Empty the write-ahead log, which still holds deleted data.
-
-        While another connection reads, this is retried every second in the background, and so it is
-        within a transaction.
-        """
+        """Empty the log, which still holds deleted data; retry later while somebody reads."""
         with self._lock:
             try:
                 self._connection.execute(f"PRAGMA busy_timeout = {_ERASE_SECONDS * 1e3:.0f}")

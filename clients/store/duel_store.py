@@ -218,10 +218,7 @@ class DuelStore(Database):
         return dimension
 
     def settle_dimension(self, dimension: int) -> int:
-        """Set d of a store without duels, without an estimate of another d; return the store's d.
-
-        Otherwise the first broadcast would set it, and a server could send one of another d.
-        """
+        """Set d of a store without duels, before a server sets it; return d of the store."""
         with self.transaction():
             known = self.dimension
             if known != dimension and self.last == 0 and not self.row("SELECT 1 FROM proposals"):
@@ -254,11 +251,8 @@ class DuelStore(Database):
         return None if names is None or dimension not in {None, len(names)} else names
 
     def _running(self) -> float:
-        """Return for how many seconds the device was seen to run: at most the time that has passed.
-
-        Unlike the time of the day, which can be set, it never jumps. When the device starts again,
-        its uptime begins at 0, and what is unknown is not counted.
-        """
+        """Return for how many seconds the device was seen to run, whatever its clock says."""
+        # When the device starts again, its uptime begins at 0, and what is unknown is not counted.
         running, last = self.row("SELECT running, uptime FROM device")
         passed = 0.0 if last is None else self._uptime() - last
         return float(running + (passed if 0.0 < passed <= LONGEST_STEP else 0.0))
@@ -312,7 +306,7 @@ class DuelStore(Database):
             f" WHERE contents IS NOT NULL AND {_OPEN} ORDER BY rowid LIMIT ?"
         )
         rows = self.rows(query, self._running(), limit)
-        return [Proposal(*row, json.loads(contents)) for *row, contents in rows]
+        return [Proposal._make((*row, json.loads(contents))) for *row, contents in rows]
 
     def record(self, answers: Iterable[tuple[str, float]]) -> list[int | FldbError]:
         """Record answers (id of a duel; 1: first, 0: second, 0.5: tie) in one durable transaction.
@@ -439,10 +433,7 @@ class DuelStore(Database):
         return _distinct(self.answers(self._last_cut(), end))
 
     def asked(self) -> set[bytes]:
-        """Return the keys of all duels proposed since the last upload, open or answered.
-
-        It is empty before an upload was requested: then none needs distinct duels.
-        """
+        """Return the keys of the duels since the last upload; none if none was ever requested."""
         if self.minimum is None:
             return set()
         query = (
@@ -558,10 +549,7 @@ class DuelStore(Database):
     def answers(
         self, start: int = 0, end: int = MAX_ANSWERS, *, forgotten: bool = False
     ) -> Evidence:
-        """Return the answers after ``start`` up to ``end`` that are left.
-
-        If ``forgotten``, also the placeholders of forgotten answers: ties between equal arms.
-        """
+        """Return the answers after ``start`` up to ``end``; if ``forgotten``, with their ties."""
         query = (
             "SELECT sequence, evidence FROM answers"
             " WHERE sequence > ? AND sequence <= ? AND (? OR id IS NOT NULL) ORDER BY sequence"
@@ -576,8 +564,8 @@ class DuelStore(Database):
     def prune(self, older_than: float) -> int:
         """Delete acknowledged answers that are older than ``older_than`` seconds; return how many.
 
-        A server that is restored from an old backup cannot request them again. The device itself no
-        longer learns from them, and with FLDB-Personal the next share does not contain them.
+        The device no longer learns from them, and with FLDB-Personal the next share lacks them. A
+        server that is restored from an old backup cannot request them again.
         """
         delete = "DELETE FROM answers WHERE sequence <= ? AND answered < ?"
         with self.transaction():
@@ -624,10 +612,7 @@ class DuelStore(Database):
     # Estimates of the server.
 
     def synchronize(self, received: Synchronization) -> None:
-        """Replace the estimate of the last broadcast.
-
-        Shares before the one that the server's sums contain are deleted.
-        """
+        """Replace the estimate of the last broadcast; delete shares that it no longer needs."""
         prior, counted = received.prior, min(received.counted, MAX_ANSWERS)
         values = {**vars(received), "parameters": json.dumps(received.parameters)}
         if prior is not None:
@@ -644,19 +629,17 @@ class DuelStore(Database):
         row = self.row("SELECT * FROM synchronized")
         if not row:
             return None
-        *numbers, theta, information, parameters, packed = row
-        theta, information, prior = np.frombuffer(theta), np.frombuffer(information), None
+        received, number, counted, duels, *vectors, parameters, packed = row
+        theta, information = map(np.frombuffer, vectors)
+        chosen, prior = json.loads(parameters), None
         if packed is not None:
             *shift, variance, scale = np.frombuffer(packed).tolist()
             precision = unpack_symmetric(information, len(shift))
             prior = CommonPrior(precision, np.array(shift), variance, scale)
-        return Synchronization(*numbers, theta, information, json.loads(parameters), prior)
+        return Synchronization(received, number, counted, duels, theta, information, chosen, prior)
 
     def version(self) -> tuple[int, float, int]:
-        """Return a value that changes with each broadcast and each removal of answers.
-
-        It is cheaper than :meth:`synchronized`.
-        """
+        """Return a value that changes with each broadcast and each removal of answers."""
         query = "SELECT coalesce(round, 0), coalesce(received, 0.0), removals FROM device"
         number, received, removals = self.row(f"{query} LEFT JOIN synchronized")
         return number, received, removals

@@ -431,30 +431,6 @@ def test_neither_arm_is_highlighted_after_a_click(page, start):
     assert page.execute_script(LOOKS) == [left, left]
 
 
-def test_neither_arm_is_highlighted_after_a_touch(page, start):
-    device = start()
-    device.propose("a", "b")
-    device.propose("c", "d")
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
-    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-    try:
-        page.get(device.url())
-        wait_for_duel(page, "a", "b")
-        assert page.execute_script("return matchMedia('(hover: none)').matches")
-        assert texts(page, "kbd")
-        assert not find(page, "kbd").is_displayed()
-        left, right = page.execute_script(LOOKS)
-        assert left == right
-        tap(page, "#left")
-        wait_for_duel(page, "c", "d")
-        assert page.execute_script(LOOKS) == [left, left]
-        assert page.execute_script(FOCUS) != "left"
-        tap(page, "#skip")
-        wait_for_notice(page, "Nothing to answer now")
-    finally:
-        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
-
-
 # ---- Errors
 
 
@@ -521,11 +497,13 @@ def test_a_duel_that_expired_or_was_answered_elsewhere_is_replaced_by_the_next(p
 # ---- Contents of the page
 
 
-def synchronize(device: Device, theta: list[float], ago: float, counted: int = 0) -> None:
-    size = len(theta)
+def synchronize(
+    device: Device, theta: list[float], ago: float, *, counted: int = 0, duels: int = 1234
+) -> None:
+    size, received = len(theta), time.time() - ago
     information = 50 * np.eye(size)[np.triu_indices(size)]
     device.agent.store.synchronize(
-        Synchronization(time.time() - ago, 3, counted, 1234, np.array(theta), information, {})
+        Synchronization(received, 3, counted, duels, np.array(theta), information, {})
     )
 
 
@@ -539,6 +517,9 @@ def test_progress_and_the_estimate_are_shown(page, start):
     assert count(page, "#weights:not([hidden]), #favourites:not([hidden])") == 0
     duel = device.agent.propose(np.eye(10)).id
     device.agent.record(duel, "first")
+    synchronize(device, [0.0] * 10, 5, duels=0)  # the first exchange of FLDB-ONS: theta = 0
+    wait(lambda: "Waiting for the first round" in texts(page, "#learned-note")[0])
+    assert texts(page, "dd") == ["1", "0", "never"]
     synchronize(device, [0.1, -2, 0.5, 1, 0, 0.25, -0.001, 0.3, 0.4, -0.2], 200, counted=1)
     wait(lambda: texts(page, "dd") == ["1", "1", "3 minutes ago"])
     wait(lambda: count(page, "#bars li") == 8)
@@ -725,23 +706,6 @@ def test_the_progress_bar_shows_how_many_answers_a_round_needs(page, start):
     wait(lambda: "not yet confirmed" in texts(page, "#waiting")[0])
 
 
-def test_before_the_first_round_the_page_waits_for_it(page, start):
-    """The first exchange of FLDB-ONS sends theta = 0, computed from no duels."""
-    device = start()
-    device.agent.record(device.agent.propose([[0.0, 1.0], [1.0, 0.0]]).id, "first")
-    information = np.array([50.0, 0.0, 50.0])
-    device.agent.store.synchronize(
-        Synchronization(time.time(), 1, 0, 0, np.zeros(2), information, {"algorithm": "fldb_ons"})
-    )
-    page.get(device.url())
-    wait(lambda: "Waiting for the first round" in (texts(page, "#learned-note") or [""])[0])
-    assert texts(page, "dd") == ["1", "0", "never"]
-    synchronize(device, [0.0, 0.0], 5)
-    wait(lambda: "No preference is visible" in texts(page, "#learned-note")[0])
-    synchronize(device, [1.0, 0.0], 4)
-    wait(lambda: "1,234 answers of all devices" in texts(page, "#learned-note")[0])
-
-
 WIDTHS = {
     "wide": {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False},
     "phone": {**PHONE, "width": 390},
@@ -863,8 +827,10 @@ def box(page, selector: str) -> dict[str, float]:
 
 
 def test_cards_are_side_by_side_and_below_each_other_on_a_phone(page, start):
+    """And neither arm is highlighted after a touch."""
     device = start()
     device.propose("word " * 40, "w" * 300)
+    device.propose("c", "d")
     synchronize(device, [0.123456, -2e-7], 5)
     page.draw(0.9)
     page.get(device.url())
@@ -873,17 +839,31 @@ def test_cards_are_side_by_side_and_below_each_other_on_a_phone(page, start):
     assert (left["top"], left["height"]) == (right["top"], right["height"])
     assert left["right"] < right["left"]
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
-    wait(lambda: box(page, "#right")["top"] >= box(page, "#left")["bottom"])
-    sizes = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
-    assert sizes == [360, 360]
-    for name in ("left", "right", "tie", "skip"):
-        assert min(box(page, f"#{name}")[side] for side in ("width", "height")) >= 48
-    tap(page, "#right")
-    wait_for_answered(page, 1)
-    assert [y for _, y in recorded(device.path).values()] == [0.0]
-    assert min(box(page, "#undo")[side] for side in ("width", "height")) >= 48
-    tap(page, "#undo")
-    wait_for_answered(page, 0)
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        wait(lambda: box(page, "#right")["top"] >= box(page, "#left")["bottom"])
+        sizes = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+        assert sizes == [360, 360]
+        for name in ("left", "right", "tie", "skip"):
+            assert min(box(page, f"#{name}")[side] for side in ("width", "height")) >= 48
+        assert page.execute_script("return matchMedia('(hover: none)').matches")
+        assert texts(page, "kbd")
+        assert not find(page, "kbd").is_displayed()
+        left, right = page.execute_script(LOOKS)
+        assert left == right
+        tap(page, "#right")
+        wait_for_duel(page, "c", "d")
+        assert [y for _, y in recorded(device.path).values()] == [0.0]
+        assert page.execute_script(LOOKS) == [left, left]
+        assert page.execute_script(FOCUS) != "right"
+        tap(page, "#skip")
+        wait_for_notice(page, "Nothing to answer now")
+        assert min(box(page, "#undo")[side] for side in ("width", "height")) >= 48
+        wait(lambda: page.execute_script("return choose !== null"))
+        tap(page, "#undo")
+        wait_for_answered(page, 0)
+    finally:
+        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -335,48 +335,35 @@ READ_ONLY = """
 import os, sys
 import numpy as np
 from clients.store import DuelStore
-from fldb_flower.errors import FldbError
-folder = sys.argv[1]
+folder, path = sys.argv[1], os.path.join(sys.argv[1], "duels.db")
 if os.geteuid() == 0:
     os.chown(folder, 65534, 65534)
     os.setgid(65534)
     os.setuid(65534)
-path = os.path.join(folder, "duels.db")
-store = DuelStore(path)
-duel = store.propose(np.ones(2), 0.5, expire_after=60)
-store.record([(duel.id, 1.0)])
-store.close()
-os.chmod(path, 0o400)
+DuelStore(path).close()
 before = open(path, "rb").read()
-try:
-    with DuelStore(path) as store:
-        store.propose(np.ones(2), 0.5, expire_after=60)
-except FldbError as error:
-    print(type(error).__name__, error)
+for place, mode, name in ((path, 0o400, "duels.db"), (folder, 0o000, "inner/duels.db")):
+    os.chmod(place, mode)  # what is in a folder without rights cannot even be looked for
+    try:
+        with DuelStore(os.path.join(folder, name)) as store:
+            store.propose(np.ones(2), 0.5, expire_after=60)
+    except Exception as error:
+        print(type(error).__name__, error)
+    os.chmod(place, 0o700)
 print(open(path, "rb").read() == before)
-os.chmod(path, 0o600)
-os.chmod(folder, 0o000)  # what is in it cannot even be looked for
-try:
-    DuelStore(os.path.join(folder, "inner", "duels.db"))
-except Exception as error:
-    print(type(error).__name__, error)
-os.chmod(folder, 0o755)
 """
 
 
 @pytest.mark.slow
 def test_a_read_only_file_and_a_folder_out_of_reach_are_refused():
-    folder = tempfile.mkdtemp()
-    try:
-        os.chmod(folder, 0o755)  # noqa: PTH101
-        read_only, unchanged, out_of_reach = finish(start(READ_ONLY, folder))
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        read_only, out_of_reach, unchanged = finish(start(READ_ONLY, folder))
     assert read_only.startswith(f"OutputError cannot use the duel store {folder}/duels.db: ")
     assert "readonly" in read_only
-    assert unchanged == "True"
     assert out_of_reach.startswith("OutputError")
     assert f"{folder}/inner/duels.db" in out_of_reach
+    assert unchanged == "True"
 
 
 FULL_DISK = """
