@@ -129,32 +129,26 @@ class DuelingStrategy(Federation, Strategy):
             if value:
                 raise SettingsError(f"{type(self).__name__}.start: {name} must be empty: {instead}")
         self.channel.connect(grid, timeout)
-        nodes, agents = len(self.channel.wait_for_nodes()), self.settings.num_agents
-        if nodes > agents:
-            raise FederationError(
-                f"{nodes} nodes for num-agents={agents}: each node hosts at least one agent; run"
-                f' with --federation-config "num-supernodes={agents}" or fewer'
-            )
+        self._require_agents(len(self.channel.wait_for_nodes()))
         self.summary()
-        result = Result()
-
-        def attempt(round_: Round) -> bool:
-            if not self.try_round(round_):
-                return False
-            result.train_metrics_clientapp[round_.number] = self._metrics
-            if evaluate_fn and (metrics := evaluate_fn(round_.number, self._estimate())):
-                result.evaluate_metrics_serverapp[round_.number] = metrics
-            return True
-
-        run_rounds(self, self.algorithm, attempt=attempt)
+        self._result, self._evaluate = Result(), evaluate_fn
+        run_rounds(self, self.algorithm, attempt=self.try_round)
         if self.channel.has_uncounted(self.channel.connected()):
             # Nodes that were absent or not asked play to the end. Nothing is learned from it.
             last = self.settings.horizon
             play = self.algorithm.play(Round(0, last + 1, last, learns=False))
             self.exchange(Broadcast(play, None))
             self.acknowledge()
-        result.arrays = self._estimate()
-        return result
+        self._result.arrays = self._estimate()
+        return self._result
+
+    def _require_agents(self, nodes: int) -> None:
+        agents = self.settings.num_agents
+        if nodes > agents:
+            raise FederationError(
+                f"{nodes} nodes for num-agents={agents}: each node hosts at least one agent; run"
+                f' with --federation-config "num-supernodes={agents}" or fewer'
+            )
 
     def _estimate(self) -> ArrayRecord:
         return ArrayRecord({THETA: FlowerArray(self.algorithm.theta_sync)})
@@ -175,7 +169,10 @@ class DuelingStrategy(Federation, Strategy):
             channel.excluded = excluded
             _LOG.log(WARNING, "round %d runs again: %s", round_.number, reason)
             return False
-        channel.excluded = frozenset()
+        channel.excluded, number = frozenset(), round_.number
+        self._result.train_metrics_clientapp[number] = self._metrics
+        if self._evaluate and (metrics := self._evaluate(number, self._estimate())):
+            self._result.evaluate_metrics_serverapp[number] = metrics
         return True
 
     def summary(self) -> None:

@@ -49,8 +49,7 @@ from fldb_flower.secure.statistics import Shared, vector_of
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
 from simulations.engines.inprocess import InProcessGrid, failure
-from strategies.device_directory import DeviceDirectory
-from strategies.device_rounds import DeviceServer
+from strategies.device_rounds import DeviceDirectory, DeviceServer
 from strategies.secure import PlannedExchanges, SecureChannel
 
 CLIP = 8.0
@@ -92,23 +91,17 @@ class Release(NamedTuple):
 class Link:
     """The server's connection to a real helper, in place of ``HelperClient``.
 
-    Attributes
-    ----------
-    is_down : bool
-        Whether the helper does not reply.
-    fault : callable
-        Returns for a question what happens to it: "none"; "restart" or "dies before", the helper
-        ends before it stores the answer; "dies after", it ends then; "lost", the answer is lost
-        and asked for again; "gone", it is lost; "server before" and "server after", the server's
-        process ends.
-    released : dict
-        What the helper has returned: release -> its bytes, of all times.
+    ``fault`` returns for a question what happens to it: "none"; "restart" or "dies before", the
+    helper ends before it stores the answer; "dies after", it ends then; "lost", the answer is lost
+    and asked for again; "gone", it is lost; "server before" and "server after", the server's
+    process ends.
     """
 
     def __init__(self, folder: Path, clock: Clock, noise: Callable[[FloatArray], IntArray]) -> None:
         self._folder, self._clock, self._noise = folder, clock, noise
         self.is_down = False
         self.fault: Callable[[str], str] = lambda _kind: "none"
+        # What the helper has returned, of all times: each release, and its bytes.
         self.released: dict[tuple[int, str], tuple[Release, set[bytes]]] = {}
         self._dies = ""
         self.start()
@@ -175,17 +168,8 @@ class Link:
 class SecureGrid(InProcessGrid):
     """A grid whose nodes are devices with real vaults.
 
-    Attributes
-    ----------
-    fault : callable
-        Returns for a device what happens to a request: "none", "request lost", "reply lost",
-        "late", "twice", "raises", "restart", or at which of its writes the device is killed.
-    absent : set of int
-        Nodes that are not connected.
-    asked : list of (int, Request)
-        The requests that reached a vault, by node.
-    sealed : dict of bytes to int
-        Sealed seed of each report that a device has sent -> its node.
+    ``fault`` returns for a device what happens to a request: "none", "request lost", "reply lost",
+    "late", "twice", "raises", "restart", or at which of its writes the device is killed.
     """
 
     def __init__(self, phones: list[Phone], config: dict[str, Any], kills: Kills) -> None:
@@ -193,9 +177,9 @@ class SecureGrid(InProcessGrid):
         self.phones = dict(zip(self.contexts, phones, strict=True))
         self._kills = kills
         self.fault: Callable[[int], str | int] = lambda _node: "none"
-        self.absent: set[int] = set()
-        self.asked: list[tuple[int, Request]] = []
-        self.sealed: dict[bytes, int] = {}
+        self.absent: set[int] = set()  # nodes that are not connected
+        self.asked: list[tuple[int, Request]] = []  # what reached a vault, by node
+        self.sealed: dict[bytes, int] = {}  # sealed seed of each report that was sent -> its node
         self._late: list[Message] = []
 
     def get_node_ids(self) -> Iterable[int]:
@@ -243,15 +227,7 @@ class SecureGrid(InProcessGrid):
 
 
 class SecureFederation:
-    """Devices, a helper and a server in a folder; use it as a context manager.
-
-    Attributes
-    ----------
-    sums : list of (Broadcast, Upload)
-        Each sum that the server obtained.
-    counted : dict of int to Upload
-        By round, the sum that the server stored last.
-    """
+    """Devices, a helper and a server in a folder; use it as a context manager."""
 
     def __init__(
         self,
@@ -280,8 +256,8 @@ class SecureFederation:
         self.grid = SecureGrid(self.phones, self.config, self.kills)
         self.rng = np.random.default_rng(5)
         self.lines: list[str] = []
-        self.sums: list[tuple[Broadcast, Upload]] = []
-        self.counted: dict[int, Upload] = {}
+        self.sums: list[tuple[Broadcast, Upload]] = []  # each that the server obtained
+        self.counted: dict[int, Upload] = {}  # by round, the sum that the server stored last
 
     def __enter__(self) -> SecureFederation:
         return self
@@ -299,54 +275,45 @@ class SecureFederation:
             preferences = self.rng.integers(0, 2, count).tolist()
             self.phones[place].answer(*zip(differences, preferences, strict=True))
 
-    def server(self, mortal: Callable[[Callable[..., None]], Any] | None = None) -> DeviceServer:
-        """Return a server that resumes from its directory; ``mortal`` wraps its durable writes."""
+    @contextlib.contextmanager
+    def serving(
+        self, mortal: Callable[[Callable[..., None]], Any] = lambda write: write
+    ) -> Iterator[DeviceServer]:
+        """Provide a server that resumes from its directory; its process ends without a word.
+
+        ``mortal`` wraps its durable writes.
+        """
         self.clock.now += 0.001
-        settings = from_flat(self.config, "a test")
-        directory, history = DeviceDirectory(self.folder / "server", settings), Counts()
-        if mortal is not None:
+        settings, history = from_flat(self.config, "a test"), Counts()
+        directory: Any = DeviceDirectory(self.folder / "server", settings)
+        with contextlib.closing(directory):
             for name in ("write", "save", "commit"):
                 setattr(directory, name, mortal(getattr(directory, name)))
-        self._observe(directory)
-        try:
             planned = PlannedExchanges(settings, history, directory)
-            nodes = SecureChannel(settings, self.helper, TASK, planned, self._noise)
+            helper: Any = self.helper
+            nodes = SecureChannel(settings, helper, TASK, planned, self._noise)
             server = DeviceServer(nodes, history, directory, self.lines.append)
-        except BaseException:
-            directory.close()
-            raise
-        strategy = server.strategy
-        nodes.connect(self.grid)
-        collect = strategy.collect
+            nodes.connect(self.grid)
+            strategy: Any = server.strategy
+            strategy.collect = self._watched_sums(strategy.collect)
+            directory.commit = self._watched_rounds(directory.commit)
+            yield server
 
-        def watched(broadcast: Broadcast) -> Upload:
+    def _watched_sums(self, collect: Callable[[Broadcast], Any]) -> Callable[[Broadcast], Any]:
+        def watched(broadcast: Broadcast) -> Any:
             upload = collect(broadcast)
             if broadcast.learns:
                 self.sums.append((broadcast, upload))
             return upload
 
-        strategy.collect = watched  # type: ignore[method-assign]
-        return server
+        return watched
 
-    def _observe(self, directory: DeviceDirectory) -> None:
-        commit = directory.commit
-
+    def _watched_rounds(self, commit: Callable[..., None]) -> Callable[..., None]:
         def watched(row: Mapping[str, Any], *others: Any) -> None:
             self.counted[row["round"]] = self.sums[-1][1]
             commit(row, *others)
 
-        directory.commit = watched  # type: ignore[method-assign]
-
-    @contextlib.contextmanager
-    def serving(
-        self, mortal: Callable[[Callable[..., None]], Any] | None = None
-    ) -> Iterator[DeviceServer]:
-        """Provide a server, and let its process end without a word, as after a kill."""
-        server = self.server(mortal)
-        try:
-            yield server
-        finally:
-            server.directory.close()
+        return watched
 
     def round(self, server: DeviceServer) -> bool:
         """Run a round, a second after the last one."""

@@ -7,15 +7,18 @@ contain no value, since a device reports them to its server.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from clients.store.database import Database
-from clients.store.records import EXTRA, MAX_ANSWERS, selection_settings
+from clients.store.database import EXTRA, MAX_ANSWERS, Database
 from fldb_flower.bandit.estimate import VARIANCES
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.linalg.linear import make_form
-from fldb_flower.settings import MAX_DIMENSION
+from fldb_flower.settings import MAX_DIMENSION, SELECTION_SETTINGS, Settings
 
 _LONGEST = 2e100  # of a difference of two features, which are at most 1e100
 _FINITE = float(np.finfo(float).max)
@@ -70,46 +73,38 @@ def _conditions(d: int) -> dict[str, dict[str, str]]:
 def check(database: Database) -> None:
     """Raise DataError if a value is not one that a store contains, or rows are missing."""
     with database.reading():
-        d = database.row("SELECT dimension FROM device", default=(0,))[0]
-        d = d if isinstance(d, int) and 0 <= d <= MAX_DIMENSION else 0
-        for table, least in (("device", 1), ("synchronized", 0)):
-            (rows,) = database.row(f"SELECT count(*) FROM {table}")
-            if not least <= rows <= 1:
-                raise _fault(database, f"the table {table} has {rows} rows: must have one")
-        _check_columns(database, d)
-        _check_numbers(database, d)
+        for fault in _faults(database):
+            raise DataError(f"{database.path} is damaged: {fault}")
 
 
-def _fault(database: Database, fault: str) -> DataError:
-    return DataError(f"{database.path} is damaged: {fault}")
-
-
-def _check_columns(database: Database, d: int) -> None:
+def _faults(database: Database) -> Iterator[str]:
+    d = database.value("SELECT dimension FROM device", default=0)
+    d = d if isinstance(d, int) and 0 <= d <= MAX_DIMENSION else 0
+    for table, least in (("device", 1), ("synchronized", 0)):
+        rows = database.value(f"SELECT count(*) FROM {table}")
+        if not least <= rows <= 1:
+            yield f"the table {table} has {rows} rows: must have one"
     for table, columns in _conditions(d).items():
         valid = [f"({condition.format(column)})" for column, condition in columns.items()]
-        where = f"FROM {table} WHERE NOT ({' AND '.join(valid)}) LIMIT 1"
-        if database.row(f"SELECT 1 {where}"):
-            wrong = database.row(f"SELECT {', '.join(valid)} {where}").index(0)
-            raise _fault(database, f"{table}.{list(columns)[wrong]} must satisfy {valid[wrong]}")
-
-
-def _check_numbers(database: Database, d: int) -> None:
+        query = f"SELECT {', '.join(valid)} FROM {table} WHERE NOT ({' AND '.join(valid)}) LIMIT 1"
+        if found := database.row(query):
+            wrong = found.index(0)
+            yield f"{table}.{list(columns)[wrong]} must satisfy {valid[wrong]}"
     query = "SELECT count(*), coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'answers'"
     rows, last = database.row(query)
     queries = "SELECT max(sequence) AS number FROM answers UNION ALL SELECT max(position) FROM cuts"
-    (newest,) = database.row(f"SELECT coalesce(max(number), 0) FROM ({queries})")
+    newest = database.value(f"SELECT coalesce(max(number), 0) FROM ({queries})")
     if rows > 1 or newest > last:
-        raise _fault(database, f"sqlite_sequence.seq is {last}: must be {newest} or more")
-    for information, parameters, prior in database.rows(
-        "SELECT information, parameters, prior FROM synchronized"
-    ):
+        yield f"sqlite_sequence.seq is {last}: must be {newest} or more"
+    query = "SELECT information, parameters, prior FROM synchronized"
+    for information, parameters, prior in database.rows(query):
         try:
             form = make_form(selection_settings(json.loads(parameters), d))
         except SettingsError as reason:
-            raise _fault(database, f"synchronized.parameters: {reason}") from None
+            yield f"synchronized.parameters: {reason}"
         size = 8 * (form.size if prior is None else d * (d + 1) // 2)
         if len(information) != size:
-            raise _fault(database, f"synchronized.information must have {size} bytes")
+            yield f"synchronized.information must have {size} bytes"
     for table, column, width, most in (
         *(("answers", "evidence", d + 1, _LONGEST), ("proposals", "evidence", d, _LONGEST)),
         *(("synchronized", name, None, _FINITE) for name in ("theta", "information", "prior")),
@@ -120,4 +115,13 @@ def _check_numbers(database: Database, d: int) -> None:
         if width is not None:
             numbers = numbers.reshape(-1, d + EXTRA)[:, :width]
         if not (np.abs(numbers) <= most).all():  # NaN too
-            raise _fault(database, f"{table}.{column} contains a number that is not finite")
+            yield f"{table}.{column} contains a number that is not finite"
+
+
+def selection_settings(parameters: Mapping[str, Any], dimension: int) -> Settings:
+    """Return the settings with which a device selects, from those of a server's run."""
+    # A newer server may have other settings.
+    chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
+    if str(chosen.get("algorithm")) not in ALGORITHMS:  # only registered in the ClientApp's process
+        chosen.pop("algorithm", None)
+    return replace(Settings(), dimension=dimension, **chosen)

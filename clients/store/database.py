@@ -13,12 +13,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from fldb_flower.errors import DataError, OutputError, one_line
+from fldb_flower.errors import DataError, OutputError, one_line, shown
 
 SCHEMA_VERSION = 6
-"""Version of the tables. A version that changes them migrates older files in ``_prepare``."""
+"""Version of the tables."""
 APPLICATION_ID = 0x666C6462
 """SQLite's identifier of the application that owns a file: "fldb"."""
+EXTRA = 2
+"""Numbers after a difference in the column ``evidence``: preference, predicted preference."""
+MAX_ANSWERS = 2**53
 
 BUSY_SECONDS = 30.0
 """Seconds to wait for a transaction of another process."""
@@ -113,7 +116,6 @@ class Database:
             self.erase_deleted()
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = None
             self._connection.close()
 
     def __enter__(self) -> Self:
@@ -129,7 +131,7 @@ class Database:
             self._connection.execute(f"PRAGMA busy_timeout = {seconds * 1e3:.0f}")
 
     def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-        """Execute a statement that returns no rows."""
+        """Execute a statement."""
         with self._lock, self._errors():
             cursor = self._connection.execute(statement, values)
             self._has_deleted |= statement.startswith("DELETE") and cursor.rowcount > 0
@@ -140,11 +142,13 @@ class Database:
         with self._lock, self._errors():
             return self._connection.execute(query, values).fetchall()
 
-    def row(self, query: str, *values: Any, default: Any = ()) -> Any:
-        """Return the first row of a query."""
-        with self._lock, self._errors():
-            row = self._connection.execute(query, values).fetchone()
-            return default if row is None else row
+    def row(self, query: str, *values: Any) -> Any:
+        """Return the first row of a query, or () if it has none."""
+        return next(iter(self.rows(query, *values)), ())
+
+    def value(self, query: str, *values: Any, default: Any = None) -> Any:
+        """Return the first value of the first row of a query."""
+        return next(iter(self.row(query, *values)), default)
 
     def reading(self) -> AbstractContextManager[None]:
         """Read within one transaction: what other processes write meanwhile is not seen."""
@@ -152,10 +156,9 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
-        """Run one durable transaction, while no other process writes; an exception rolls it back.
+        """Run one durable transaction, as a part of the one that this thread is in, if any.
 
-        Within another one of the same thread, it is part of that one. If rows were deleted, the log
-        is emptied afterwards.
+        An exception rolls it back. If rows were deleted, the log is emptied afterwards.
         """
         with self._lock, self._errors():
             if self._connection.in_transaction:
@@ -176,11 +179,7 @@ class Database:
                 self.erase_deleted()
 
     def erase_deleted(self) -> None:
-        """Empty the write-ahead log, which still holds deleted data.
-
-        While another connection reads, this is retried every second in the background, and so it is
-        within a transaction.
-        """
+        """Empty the log, which still holds deleted data; retry later while somebody reads."""
         with self._lock:
             try:
                 self._connection.execute(f"PRAGMA busy_timeout = {_ERASE_SECONDS * 1e3:.0f}")
@@ -254,12 +253,10 @@ class Database:
 
 
 def _expanded(path: str | Path) -> Path:
-    if not isinstance(path, str | os.PathLike):
-        raise OutputError(f"the path of a duel store must be text, not {type(path).__name__}")
     try:
         expanded = Path(path).expanduser()
         if b"\0" in os.fsencode(expanded):
             raise ValueError("the name contains a zero byte")
     except (RuntimeError, TypeError, ValueError) as error:
-        raise OutputError(one_line(f"cannot use the duel store {path!r}: {error}")) from None
+        raise OutputError(f"cannot use the duel store {shown(path)}: {one_line(error)}") from None
     return expanded

@@ -45,7 +45,7 @@ from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.wire import content_bytes, pack_vector, unpack_vector
 from simulations.local_federation import LocalFederation
-from strategies.device_directory import DEMAND
+from strategies.device_rounds import DEMAND
 
 SIZES: Mapping[str, Sequence[int]] = {"file": (10, 50), "memory": (10, 50, 200)}
 """Numbers of nodes, by where the SuperLink has its database."""

@@ -53,16 +53,6 @@ def project_folder(what: str) -> Path:
     return folder
 
 
-def flower_environment(home: Path) -> dict[str, str]:
-    """Return the environment of Flower's processes with this home.
-
-    It has no Matplotlib backend: Jupyter sets one that these processes may be unable to import.
-    """
-    own = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    telemetry = own.get("FLWR_TELEMETRY_ENABLED", "0")
-    return {**own, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": telemetry}
-
-
 def reason_in(output: str) -> str:
     """Return why a program failed, as one line of its output: an error, a box, or its end."""
     output = _STYLE.sub("", output)

@@ -1,7 +1,7 @@
 """A directory of results: used by one process at a time, with a checkpoint.
 
 The base of the directory of a simulation (:class:`fldb_flower.runs.results.RunDirectory`) and of a
-federation of devices (:class:`strategies.device_directory.DeviceDirectory`). Files are replaced
+federation of devices (:class:`strategies.device_rounds.DeviceDirectory`). Files are replaced
 atomically and durably. A checkpoint consists of a word with its version, the SHA-256 of the rest,
 and packed arrays; nothing is unpickled.
 """

@@ -205,7 +205,7 @@ def test_agents_restored_between_two_fits_go_on_identically(algorithm, saved_aft
         np.testing.assert_array_equal(array, restored.state()[name], err_msg=name)
 
 
-@pytest.mark.parametrize("saved_after", [1, 2, 8, 9])
+@pytest.mark.parametrize("saved_after", [0, 1, 2, 8, 9])
 def test_estimates_with_few_duels_are_restored_identically(saved_after):
     """NumPy's products of up to three columns round by the distance of their rows in memory."""
     features = 6

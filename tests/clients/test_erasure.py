@@ -305,15 +305,6 @@ def test_erased_answers_are_in_no_file(path):
         assert agent.record(agent.propose(ARMS).id, "tie") == 6  # 6 and 7 were never sent
 
 
-def test_forgetting_a_store_without_duels(path):
-    with PreferenceAgent(path) as agent:
-        result = agent.forget()
-        assert (result.proposals, result.forgotten, result.may_be_counted, result.counted) == (
-            0, 0, 0, 0,
-        )  # fmt: skip
-        assert agent.record(agent.propose(ARMS).id, "tie") == 1
-
-
 def test_an_upload_of_erased_answers_is_plausible_and_has_no_effect(path):
     """An erased answer keeps its number; its sums are 0, and nothing is predicted."""
     with PreferenceAgent(path) as agent, DuelStore(path) as other:

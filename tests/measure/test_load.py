@@ -11,7 +11,7 @@ import capacity
 import deployment
 from clients.store import DuelStore
 from deployment import Load
-from strategies.device_directory import UPLOADS
+from strategies.device_rounds import UPLOADS
 from strategies.devices import short_name
 
 D, RIDGE = 5, 1.0

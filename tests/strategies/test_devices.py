@@ -38,8 +38,7 @@ from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.wire import encode_broadcast
 from simulations.engines.inprocess import InProcessGrid
 from strategies import channel, device_rounds
-from strategies.device_directory import DeviceDirectory
-from strategies.device_rounds import DeviceServer
+from strategies.device_rounds import DeviceDirectory, DeviceServer
 from strategies.devices import DeviceChannel, short_name
 
 D = 3
