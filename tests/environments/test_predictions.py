@@ -180,16 +180,6 @@ def test_random_pairs_are_not_predicted(tmp_path):
     assert not (tmp_path / "prediction.csv").exists()
 
 
-def test_torch_has_the_same_scores():
-    pytest.importorskip("torch")
-    for algorithm in ("fldb_ogd", "ldb"):
-        histories = [History(T), History(T)]
-        for backend, history in zip(("numpy", "cpu"), histories, strict=True):
-            vectorized.run(settings(algorithm=algorithm, backend=backend), history)
-        ours, theirs = ((each.log_loss, each.accuracy) for each in histories)
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
-
-
 def test_lost_late_and_repeated_replies_count_each_prediction_once(monkeypatch):
     """The duels of LDB do not depend on messages; each node has a last iteration counted."""
     where = {"engine__name": "inprocess", "engine__num_nodes": 3, "quorum": 0.3, "dropout": 0.2}
