@@ -389,12 +389,16 @@ def test_a_number_is_released_once_whatever_is_asked(tmp_path, clock, link):
         request_for(number - 10_000, common(), multiplier=5.0),
         request_for(number, common(), task=bytes(32), multiplier=5.0),
     ]
+    assert phone.ask(replace(first, counted=5)) == reply
     for _ in range(2):
         for request in changed:
             for each in (phone, other):
                 assert each.ask(asked_with(link, request)).kind == REFUSED
+        assert (
+            "with another header: it needs a new" in phone.ask(asked_with(link, changed[0])).reason
+        )
         assert phone.ask(first) == reply
-        assert other.ask(first).kind == REFUSED
+        assert "after an interruption" in other.ask(first).reason
         phone.restart()
         other.restart()
     assert phone.ledger.spent() == pytest.approx(COST / 25.0)
