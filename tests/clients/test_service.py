@@ -19,7 +19,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -788,47 +787,32 @@ def proposed(path: Path, count: int) -> list[str]:
         return [agent.propose(LINE).id for _ in range(count)]
 
 
-class Crowd:
-    """Threads that answer duels, each over its own connection, until the service stops."""
-
-    def __init__(self, service: Process, duels: list[str], threads: int) -> None:
-        self.numbers: dict[str, int] = {}
-        self.sent = threading.Semaphore(0)
-        self._service = service
-        self._threads = [
-            threading.Thread(target=self._answer, args=(duels[i::threads],)) for i in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _answer(self, duels: list[str]) -> None:
-        with self._service.client() as client, contextlib.suppress(httpx.TransportError):
-            for duel in duels:
-                reply = answer(client, duel, "first")
-                assert reply.status_code == 200, reply.text
-                self.numbers[duel] = reply.json()["number"]
-                self.sent.release()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(60)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_every_confirmed_answer_is_in_the_store(number, path, start_service):
     duels = proposed(path, 1000)
-    service = start_service()
-    crowd = Crowd(service, duels, threads=4)
-    for _ in range(30):
-        assert crowd.sent.acquire(timeout=60)
-    status, stderr = service.stop(number)
-    crowd.join()
+    service, numbers = start_service(), {}
+
+    def answer_all(duels: list[str]) -> None:
+        with service.client() as client, contextlib.suppress(httpx.TransportError):
+            for duel in duels:
+                reply = answer(client, duel, "first")
+                assert reply.status_code == 200, reply.text
+                numbers[duel] = reply.json()["number"]
+
+    with ThreadPoolExecutor(16) as pool:
+        threads = [pool.submit(answer_all, duels[i::16]) for i in range(16)]
+        while len(numbers) < 30:
+            assert service.process.poll() is None
+            time.sleep(0.001)
+        status, stderr = service.stop(number)
+        for thread in threads:
+            thread.result()
     killed = number == signal.SIGKILL
     assert status == (-signal.SIGKILL if killed else 128 + signal.SIGTERM)
     assert stderr == ("" if killed else "stopped\n")
-    assert 30 <= len(crowd.numbers) < 1000  # it was stopped in the middle
+    assert 30 <= len(numbers) < 1000  # it was stopped in the middle
     kept = recorded(path)
-    assert crowd.numbers.items() <= {duel: sequence for duel, (sequence, _) in kept.items()}.items()
+    assert numbers.items() <= {duel: sequence for duel, (sequence, _) in kept.items()}.items()
     assert sorted(sequence for sequence, _ in kept.values()) == list(range(1, len(kept) + 1))
     again = start_service()
     assert again.token == service.token
