@@ -45,6 +45,7 @@ class Dishonest(DirectFederation):
 
     def __init__(self, settings: Settings, history: History, lie: str) -> None:
         super().__init__(settings, history)
+        self._settings = settings
         theta = Synthetic(settings, range(1)).theta
         self._direction: FloatArray = theta / np.linalg.norm(theta)
         self._length = {"none": 0.0, "person": 1.0, "range": longest_lie(settings)}[lie]

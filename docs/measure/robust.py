@@ -53,7 +53,7 @@ class LyingAgents(DirectFederation):
         self, settings: Settings, history: History, liars: int = 0, lie: str = "turned"
     ) -> None:
         super().__init__(settings, history)
-        self._liars, self._lie = liars, lie
+        self._settings, self._liars, self._lie = settings, liars, lie
         self._longest = max_difference(settings)
 
     def collect(self, broadcast: Broadcast) -> Upload:

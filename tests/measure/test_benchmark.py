@@ -9,7 +9,6 @@ import pytest
 import common
 import exchange
 import liars
-import limits
 import measured
 import personal
 import refits
@@ -159,33 +158,3 @@ def test_costs_of_an_exchange_and_its_reference():
     for whole, agents, bare in zip(costs["exchange"], costs["agents"], costs["bare"], strict=True):
         assert 0.0 < agents < whole
         assert bare > 0.0
-
-
-def test_bare_messages_have_the_bytes_of_fldb_ogd(monkeypatch):
-    """theta_hat, theta_sync and W: 2 x 3 + 6 numbers; the reply, g and W_new: 3 + 6 numbers."""
-    sizes = []
-
-    def deliver(self, message):
-        reply = original(self, message)
-        contents = [message.content, reply.content]
-        sizes.append([len(each["arrays"]["0"].data) - 128 for each in contents])
-        return reply
-
-    original = exchange.BareGrid.deliver
-    monkeypatch.setattr(exchange.BareGrid, "deliver", deliver)
-    values = {"dimension": 3, "engine": {"name": "inprocess", "num_nodes": 2}, "num_agents": 2}
-    exchange.bare_exchanges(from_nested(values, "a test"), exchanges=2)
-    assert sizes == [[8 * 12, 8 * 9]] * 4
-
-
-def test_a_goal_is_reached_up_to_its_ratio(monkeypatch):
-    sources = ["small_runs", "sweep_jobs", "memory.cost_of_agents", "exchange.limits"]
-    sources += ["shards_on_ray", "refits.limits", "deployment.limits"]
-    for number, source in enumerate(sources, start=1):
-        row = {"figure": source, "ratio": number / 4, "goal": 1.0, "more": "of this section"}
-        monkeypatch.setattr(f"limits.{source}", lambda *_, row=row: [row])
-    table = limits.limits()
-    assert set(table["figure"]) == set(sources)
-    assert dict(zip(table["figure"], table["reached"], strict=True)) == {
-        source: number <= 4 for number, source in enumerate(sources, start=1)
-    }

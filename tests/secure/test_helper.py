@@ -11,22 +11,22 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
-from vaults import SIGNER, START, Clock
+from vaults import SIGNER, START, Clock, key_of
 
 pytest.importorskip("fastapi", reason="needs FastAPI (the service extra)")
 from starlette.testclient import TestClient
@@ -37,7 +37,7 @@ from clients.helper.__main__ import create_app, main
 from clients.helper.sums import AHEAD_SECONDS, RENEW_SECONDS, Helper
 from fldb_flower.deployment import __main__ as deployment
 from fldb_flower.deployment.keys import create, load_helper_key, load_helper_public_key
-from fldb_flower.errors import DataError, OutputError, SecureError
+from fldb_flower.errors import DataError, FederationError, OutputError, SecureError
 from fldb_flower.secure.protocol import (
     KINDS,
     SCALE,
@@ -47,7 +47,9 @@ from fldb_flower.secure.protocol import (
     SumAnswer,
     SumRequest,
     make_report,
+    to_json,
 )
+from strategies.helper_client import HelperClient
 
 ROOT = Path(__file__).parents[2]
 NOW, NUMBER = START, int(1000 * START)
@@ -57,19 +59,16 @@ BEARER = {"Authorization": f"Bearer {TOKEN}", **BINARY}
 
 
 class Drawn:
-    """Noise that a test knows: 0, or distinct integers; every call is recorded."""
+    """Noise that a test knows, of distinct integers; every call is recorded."""
 
-    def __init__(self, zero: bool = False) -> None:
-        self.zero = zero
+    def __init__(self) -> None:
         self.scales: list[np.ndarray] = []
         self.values: list[int] = []
 
     def __call__(self, scales: np.ndarray) -> np.ndarray:
         self.scales.append(scales)
         first = len(self.values)
-        values = [
-            0 if self.zero else (-1) ** k * (10**15 + k) for k in range(first, first + scales.size)
-        ]
+        values = [(-1) ** k * (10**15 + k) for k in range(first, first + scales.size)]
         self.values += values
         return np.array(values, dtype=np.int64)
 
@@ -149,26 +148,8 @@ def recovered(answer: SumAnswer, made, sizes) -> list[list[int]]:
 # ---- Sums
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 40), st.integers(0, 9))
-def test_sums_of_groups_are_exact(tmp_path_factory, sizes, numbers, seed):
-    noise = Drawn(zero=True)
-    folder = tmp_path_factory.mktemp("exact")
-    with contextlib.closing(Helper(folder, SIGNER, clock=Clock(), noise=noise)) as helper:
-        header = header_for(helper, numbers=numbers)
-        values, made = reports(helper, header, sum(sizes), seed)
-        answer = ask(helper, request_of(header, made, "parts", sizes))
-    assert answer.refused == ()
-    ends = np.cumsum(sizes)
-    expected = [
-        [sum(column) for column in zip(*values[end - size : end].tolist(), strict=True)]
-        for end, size in zip(ends, sizes, strict=True)
-    ]
-    assert recovered(answer, made, sizes) == expected
-    shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize(("kind", "factor"), KINDS.items())
-def test_every_number_has_noise_of_its_kind(start, kind, factor, monkeypatch):
+def test_sums_of_groups_are_exact_and_have_noise_of_their_kind(start, kind, factor, monkeypatch):
     monkeypatch.setattr(sums, "_AT_ONCE", 7)  # drawn in several calls
     noise = Drawn()
     helper = start(noise=noise)
@@ -546,25 +527,17 @@ def client(helper):
         yield client
 
 
-def test_the_service_answers(client, helper):
+def test_the_service_answers_and_counts(client, helper):
     reply = client.get("/keys").json()
     assert reply["signer"] == SIGNER.public_key().public_bytes_raw().hex()
-    signer = Ed25519PublicKey.from_public_bytes(bytes.fromhex(reply["signer"]))
-    assert HelperKey.from_fields(reply["key"]).verified(signer, NOW)
-    sent = question(helper)
-    reply = client.post("/sums", content=sent, headers=BEARER)
-    assert reply.status_code == 200
-    assert reply.headers["content-type"] == BINARY["Content-Type"]
-    assert reply.content == helper.answer(sent)
-    assert client.get("/health").json() == {"status": "ok"}
-
-
-def test_metrics_count(client, helper):
+    assert HelperKey.from_fields(reply["key"]).verified(SIGNER.public_key(), NOW)
     header = header_for(helper)
     _, made = reports(helper, header, 2)
     sent = request_of(header, [*made, made[0]]).to_bytes()
-    for _ in range(2):
-        client.post("/sums", content=sent, headers=BEARER)
+    replies = [client.post("/sums", content=sent, headers=BEARER) for _ in range(2)]
+    for reply in replies:
+        assert (reply.status_code, reply.content) == (200, helper.answer(sent))
+        assert reply.headers["content-type"] == BINARY["Content-Type"]
     client.post("/sums", content=b"", headers=BEARER)
     text = client.get("/metrics", headers=BEARER).text
     lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
@@ -574,6 +547,7 @@ def test_metrics_count(client, helper):
         "fldb_helper_opened_total": 2, "fldb_helper_dropped_total": 1,
     }  # fmt: skip
     assert text.count("# TYPE ") == text.count(" counter\n") == 4
+    assert client.get("/health").json() == {"status": "ok"}
 
 
 REFUSALS = (
@@ -605,10 +579,91 @@ def test_bodies_are_limited(helper, monkeypatch):
     with TestClient(create_app(helper, TOKEN)) as client:
         for content in (bytes(2**20 + 1), iter([bytes(2**20 + 1)])):
             reply = client.post("/sums", content=content, headers=BEARER)
-            assert (reply.status_code, reply.json()["detail"]) == (
-                413,
-                "the body is larger than 1 MiB",
-            )
+            assert reply.status_code == 413
+            assert reply.json()["detail"] == "the body is larger than 1 MiB"
+
+
+# ---- The server as its client
+
+STRANGER = Ed25519PrivateKey.generate()
+
+
+@pytest.fixture
+def replying(tmp_path, monkeypatch):
+    """Return a function of raw replies that returns a client, and the requests that arrived."""
+    monkeypatch.setattr("strategies.helper_client._RETRY_SECONDS", 0.0)
+    (tmp_path / "token").write_text("secret-token")
+    servers = []
+
+    def start(*replies: bytes, patience: float = 0.0, signer=STRANGER):
+        asked = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.append(self.path)
+                self.wfile.write(replies[min(len(asked), len(replies)) - 1])
+                self.close_connection = True
+
+            def log_message(self, *_arguments):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        address = f"http://127.0.0.1:{server.server_port}/"
+        pinned = signer.public_key()
+        return HelperClient(address, tmp_path / "token", pinned, patience), asked
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def reply(status: str, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+WRONG = (
+    (reply("200 OK", b"[" * 60_000), "recursion"),
+    (reply("200 OK", b"{}"), "'key'"),
+    (reply("200 OK", b"x" * 70_000), "more than 65536 bytes"),
+    (reply("400 Bad", b"[" * 60_000), "replied 400: Bad"),
+    (reply("400 Bad", b'{"detail": "two\\nlines"}'), "replied 400: two\\nlines"),
+    (reply("302 Found", b"", "Location: http://[::1/x"), "does not reply: Invalid URL"),
+    (reply("302 Found", b"", "Location: http://127.0.0.1:9/"), "replied 302: Found"),
+    (b"HTTP/1.1 400 Bad\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "does not reply"),
+    (b"no http\r\n\r\n", "does not reply"),
+)
+
+
+def test_a_wrong_reply_is_one_line(replying):
+    for answer, words in WRONG:
+        client, _ = replying(answer)
+        with pytest.raises(FederationError) as error:
+            client.key()
+        text = str(error.value)
+        assert words in text
+        assert text.isprintable()
+        assert "secret-token" not in text
+
+
+def test_a_reply_that_is_cut_off_is_asked_for_again(replying):
+    client, asked = replying(reply("200 OK", b"{}")[:-1], reply("200 OK", b"{}"), patience=10.0)
+    with pytest.raises(FederationError, match="'key'"):
+        client.key()
+    assert asked == ["/keys", "/keys"]
+
+
+def test_a_key_that_the_pinned_key_has_not_signed_is_refused(replying):
+    key = replace(key_of(), expires=int(time.time()) + 1000).sign(SIGNER)
+    content = to_json({"key": key})
+    client, _ = replying(reply("200 OK", content))
+    with pytest.raises(FederationError, match="not signed by the pinned key"):
+        client.key()
+    client, _ = replying(reply("200 OK", content), signer=SIGNER)
+    assert client.key() == key
 
 
 # ---- The command
@@ -686,44 +741,21 @@ def run(tmp_path, key):
 
 
 @pytest.mark.slow
-def test_a_killed_helper_keeps_its_answers(run, tmp_path, key):
-    process, (address, *shown) = run()
-    public = load_helper_public_key(key.with_name("key.pub"))
-    assert shown == ["public", "key", public.public_bytes_raw().hex()]
-    second, _ = run(ready=False)
-    assert second.communicate(timeout=60)[1] == f"error: another helper uses {tmp_path / 'd'}\n"
-    assert second.returncode == 1
-    token = (tmp_path / "d" / "token").read_text().strip()
-    headers = {"Authorization": f"Bearer {token}", **BINARY}
-    fetched = HelperKey.from_fields(httpx.get(f"{address}/keys").json()["key"])
-    header = Header(bytes(32), int(1000 * time.time()), 50, 2**34, fetched.key, bytes(32))
-    device = fetched.verified(public, time.time())
-    made = [make_report(header, np.zeros(50, dtype=np.int64), device) for _ in range(3)]
-    sent = request_of(header, made).to_bytes()
-    given = httpx.post(f"{address}/sums", content=sent, headers=headers)
-    assert given.status_code == 200
-    process.kill()
-    process.wait()
-    process, (address, *_) = run()
-    assert httpx.post(f"{address}/sums", content=sent, headers=headers).content == given.content
-    other = request_of(header, made, "trial").to_bytes()
-    reply = httpx.post(f"{address}/sums", content=other, headers=headers)
-    assert (reply.status_code, reply.json()["detail"][:17]) == (409, "the helper has no")
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[1] == "stopped\n"
-    assert process.returncode == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_the_helper_serves_https_and_warns_without(run, tmp_path):
+def test_the_command_serves_https_and_warns_without(run, tmp_path, key):
     create(tmp_path / "ca", ["127.0.0.1"], 1)
     pair = [str(tmp_path / "ca" / name) for name in ("server.pem", "server.key")]
-    process, (address, *_) = run("--certificate", pair[0], "--certificate-key", pair[1])
+    process, (address, *shown) = run("--certificate", pair[0], "--certificate-key", pair[1])
+    public = load_helper_public_key(key.with_name("key.pub"))
+    assert shown == ["public", "key", public.public_bytes_raw().hex()]
     assert address.startswith("https://127.0.0.1:")
     context = ssl.create_default_context(cafile=str(tmp_path / "ca" / "ca.crt"))
     assert httpx.get(f"{address}/health", verify=context).json() == {"status": "ok"}
-    process.kill()
-    process.wait()
+    second, _ = run(ready=False)
+    assert second.communicate(timeout=60)[1] == f"error: another helper uses {tmp_path / 'd'}\n"
+    assert second.returncode == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[1] == "stopped\n"
+    assert process.returncode == 128 + signal.SIGTERM
     process, (address, *_) = run("--host", "0.0.0.0")
     assert address.startswith("http://0.0.0.0:")
     process.terminate()

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from fldb_flower.errors import SettingsError
+from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.settings import (
     AUTO,
-    ENVIRONMENT_OF,
     EngineSettings,
     Settings,
     entries,
     flower_entries,
     from_flat,
+    from_keywords,
     from_nested,
     hydra_entries,
     to_dotted,
@@ -313,90 +313,47 @@ def value_of(entry):
     if entry.kind is int:
         numbers = st.integers(limits.minimum, limits.maximum)
     elif entry.kind is float:
-        numbers = st.floats(
-            limits.minimum,
-            limits.maximum,
-            exclude_min=limits.minimum == limits.excluded,
-            exclude_max=limits.maximum == limits.excluded,
-        )
+        is_open, is_open_above = (limits.excluded == each for each in limits[:2])
+        numbers = st.floats(*limits[:2], exclude_min=is_open, exclude_max=is_open_above)
     else:
         return st.booleans() if entry.kind is bool else st.text(max_size=20)
-    is_kept = isinstance(entry.default, str) and entry.dotted not in RESOLVED
-    return st.one_of(st.just(entry.default), numbers) if is_kept else numbers
+    words = () if entry.dotted in RESOLVED else entry.words
+    return st.one_of(numbers, *map(st.just, words))
 
 
-def valid(some):
-    """Return a strategy for valid settings, with one value for each entry in ``some``."""
-    return st.fixed_dictionaries({entry.dotted: value_of(entry) for entry in some}).map(together)
+def some(known):
+    """Return a strategy for values of one to six settings by dotted name."""
+    names = st.sets(st.sampled_from([each.dotted for each in known]), min_size=1, max_size=6)
+    return names.flatmap(
+        lambda chosen: st.fixed_dictionaries({each: value_of(ALL[each]) for each in sorted(chosen)})
+    )
 
 
-def fit_environment(values):
-    if values.get("environment.name") == "duels":  # needs a study; see test_duels_environment.py
-        values["environment.name"] = "synthetic"
-    for own, owner in ENVIRONMENT_OF.items():
-        if f"environment.{own}" in values and values["environment.name"] != owner:
-            values[f"environment.{own}"] = ALL[f"environment.{own}"].default
-    if values.get("environment.name") == "movielens":
-        values["dimension"] = values["dimension"] % 20 + 1
-        values["num_arms"] = values["num_arms"] % 199 + 2
-        values["environment.path"] = values["environment.path"] or "u.data"
-
-
-def fit_privacy(values):
-    """Use no privacy with settings that refuse it, and fit the length that clips."""
-    able = values["algorithm"] == "fldb_personal" or values["first_round"] == "step"
-    if not (able and values["robust"] == "none"):
-        values["privacy.epsilon"] = "none"
-    if values["privacy.epsilon"] == "none":
-        values |= {name: ALL[name].default for name in values if name.startswith("privacy.")}
-        return
-    if values["algorithm"] == "fldb_personal" or values.get("mode") == "devices":
-        values["privacy.unit"] = "person"
-    if values["max_difference"] == AUTO:
-        values["privacy.clip"] = 2.5
-    else:
-        values["privacy.clip"] = AUTO
-
-
-def together(values):
-    if values.get("backend", "numpy") == "numpy":
-        values["rng"] = "numpy"
-    fit_environment(values)
-    if values.get("mode") == "devices" and values["algorithm"] != "fldb_ogd":
-        values["algorithm"] = "fldb_ons"
-    if values["algorithm"] not in ("fldb_ogd", "fldb_ons"):
-        values |= {"robust": "none", "first_round": "minimise"}
-    if "secure" in values:
-        values["secure"] = False  # it needs a helper
-    if values["algorithm"] in {"ldb", "alone", "fldb_personal"} or values["dimension"] < 3:
-        values["matrix_form"] = "full"
-    if values["matrix_form"] != "full" and values["solver"] == "newton":
-        values["solver"] = "gd"
-    fit_privacy(values)
-    if "engine.name" in values and values["engine.name"] != "inprocess":
-        values.update({name: 0 for name in values if name == "dropout"})
-    if values.get("engine.name", "vectorized") != "vectorized":
-        values.update({name: "auto" for name in values if name == "engine.workers"})
-    if "engine.num_nodes" in values:
-        values["engine.num_nodes"] = min(values["engine.num_nodes"], values["num_agents"])
-    return values
+def built(build, values):
+    try:
+        return build(values, SOURCE)
+    except FldbError:  # they do not go together
+        reject()
 
 
 @property_test
-@given(values=valid(list(flower_entries())))
+@given(values=some(flower_entries()))
 def test_the_spelling_of_flower_round_trips(values):
     flat = {ALL[name].kebab: value for name, value in values.items()}
-    built = from_flat(flat, SOURCE)
-    assert to_flat(built) == flat
-    assert {name: ALL[name].value(built) for name in values} == values
-    both = {name: value for name, value in values.items() if ALL[name] in hydra_entries()}
-    built = from_flat({ALL[name].kebab: value for name, value in both.items()}, SOURCE)
-    assert from_nested(unflatten(to_dotted(built)), SOURCE) == built
+    settings = built(from_flat, flat)
+    assert to_flat(settings) == to_flat(Settings()) | flat
+    assert {name: ALL[name].value(settings) for name in values} == values
+    assert from_flat(to_flat(settings), SOURCE) == settings
 
 
 @property_test
-@given(values=valid(list(hydra_entries())))
+@given(values=some(hydra_entries()))
 def test_the_spelling_of_hydra_round_trips(values):
-    built = from_nested(unflatten(values), SOURCE)
-    assert to_dotted(built) == values
-    assert {name: ALL[name].value(built) for name in values} == values
+    settings = built(from_nested, unflatten(values))
+    assert to_dotted(settings) == to_dotted(Settings()) | values
+    assert {name: ALL[name].value(settings) for name in values} == values
+    assert from_nested(unflatten(to_dotted(settings)), SOURCE) == settings
+    keywords = {ALL[name].keyword: value for name, value in values.items()}
+    assert from_keywords(keywords, SOURCE) == settings
+    if all(ALL[name] in flower_entries() for name in values):
+        assert from_flat({ALL[name].kebab: values[name] for name in values}, SOURCE) == settings
