@@ -9,6 +9,7 @@ growing number of duels; between two fits, a duel takes O(d^2) (:mod:`fldb_flowe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from fldb_flower.bandit.estimate import (
     ShareChange,
     longest_shift,
 )
-from fldb_flower.bandit.newton import Prior, hessian_of, logits_of, minimise, not_found, times
+from fldb_flower.bandit.newton import hessian_of, logits_of, minimise, times
 from fldb_flower.bandit.online import learn_duel, next_fit
 from fldb_flower.bandit.preference import link, losses, residuals
+from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.linalg.linear import solve, whiten
 
@@ -46,7 +48,9 @@ class OwnEstimates:
         refit_ratio: float = 1.0,
     ) -> None:
         self._arrays, self._refit_ratio = arrays or Arrays(), refit_ratio
-        self._prior = Prior(float(ridge), name=f"lambda={ridge:g}", remedy="a larger lambda")
+        self._settings, self._remedy = f"lambda={ridge:g}", "a larger lambda"
+        self._precision = self._arrays.eye(dimension) * ridge  # of the prior: Q, and its mean
+        self._mean = self._arrays.zeros(dimension)
         self.theta = self._arrays.zeros(agents, dimension)
         self._count = self._fitted = 0  # numbers of duels: all, and those of the last fit
         # An agent's duels are the columns of a matrix, (d, duels).
@@ -56,18 +60,24 @@ class OwnEstimates:
         self._directions = self._arrays.zeros(agents, dimension, 0)
 
     def add(self, differences: Array, preferences: Array) -> None:
-        """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers.
+        """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers."""
+        self._store(differences[:, None, :], preferences[:, None])
+        if self._count < next_fit(self._fitted, self._refit_ratio, self.theta.shape[1]):
+            self._update(self._learn, differences, preferences)
+        else:
+            self._update(self._fit)
 
-        Raises ConvergenceError if an agent's minimiser was not found.
-        """
+    def _update(self, update: Callable[..., None], *duel: Array) -> None:
+        """Call a method; raise ConvergenceError if an agent's minimiser was not found."""
         try:
-            self._store(differences[:, None, :], preferences[:, None])
-            if self._count < next_fit(self._fitted, self._refit_ratio, self.theta.shape[1]):
-                self._learn(differences, preferences)
-            else:
-                self._fit()
+            update(*duel)
         except np.linalg.LinAlgError as error:
-            raise not_found(str(error), self._stored()[0], self._prior) from None
+            longest = float(self._arrays.xp.max(abs(self._duels[..., : self._count])))
+            raise ConvergenceError(
+                f"no minimiser of an agent's own loss: {error} ({self._settings}, differences of"
+                f" features up to {longest:.1e}); use {self._remedy}, or scale the features to"
+                " about 1"
+            ) from None
 
     def whitener(self) -> Array:
         """Return C with ``C C^T`` the inverse Hessian of each agent's objective, (agents, d, d)."""
@@ -90,14 +100,15 @@ class OwnEstimates:
 
     def _fit(self) -> None:
         """Set the minimisers for all duels."""
-        duels, answers = self._stored()
-        self._fitted, self._whitener = self._count, None
-        if self._count > self.theta.shape[1]:
-            self.theta = minimise(self.theta, duels, answers, self._prior)
+        (duels, answers), count = self._stored(), self._count
+        self._fitted, self._whitener = count, None
+        if count > self.theta.shape[1]:
+            self.theta = minimise(self.theta, duels, answers, self._precision, self._mean)
             return
         basis = self._span(duels)
         start, coordinates = logits_of(self.theta, basis), basis.swapaxes(1, 2) @ duels
-        self.theta = times(basis, minimise(start, coordinates, answers, self._prior))
+        prior = self._precision[:count, :count], self._mean[:count]
+        self.theta = times(basis, minimise(start, coordinates, answers, *prior))
 
     def _span(self, duels: Array) -> Array:
         """Return a basis with a column for each duel, 0 if the duel added no direction."""
@@ -120,9 +131,7 @@ class OwnEstimates:
     def posterior(self) -> Array:
         """The Hessian of each agent's objective at the last fit, (agents, d, d)."""
         duels = self._duels[..., : self._fitted]
-        hessian = hessian_of(duels, link(logits_of(self.theta, duels))[1])
-        self._prior.add_to(hessian)
-        return hessian
+        return hessian_of(duels, link(logits_of(self.theta, duels))[1]) + self._precision
 
     def state(self) -> dict[str, Array]:
         """Return a copy of the state, for :meth:`restore`; it does not include the prior."""
@@ -188,10 +197,10 @@ class PersonalEstimates(OwnEstimates):
         refit_ratio: float = 1.0,
     ) -> None:
         super().__init__(agents, dimension, 0.0, arrays, refit_ratio)
-        remedy = "a larger personal_ridge (with privacy.epsilon, privacy.clip)"
+        self._settings = "personal_ridge"
+        self._remedy = "a larger personal_ridge (with privacy.epsilon, privacy.clip)"
         make = self._arrays.zeros
         self._hessian, self._linear = make(agents, dimension, dimension), make(agents, dimension)
-        self._prior = Prior(0.0, 0.0, "personal_ridge", remedy)  # until the first is received
         self._relative_ridge, self._longest = ridge, longest
         self._grid = self._arrays.make(np.array(VARIANCES))
 
@@ -202,7 +211,7 @@ class PersonalEstimates(OwnEstimates):
         losses; the next answer makes them exact.
         """
         self.set_prior(prior, counted, scale)
-        target = times(self._prior.precision, self._prior.mean) + self._linear
+        target = times(self._precision, self._mean) + self._linear
         self.theta = solve(self.posterior, target)
 
     def set_prior(self, prior: CommonPrior, counted: ShareChange, scale: Array) -> None:
@@ -223,21 +232,18 @@ class PersonalEstimates(OwnEstimates):
         turn = xp.matrix_transpose(self._basis)
         self._center = times(turn, shift) / self._values
         precisions = self._values / (1.0 + self._variance[:, None] * self._values)
-        precision = (self._basis * precisions[:, None, :]) @ turn
-        self._prior = self._prior._replace(
-            precision=precision, mean=times(self._basis, self._center)
-        )
-        self._whitener = None
+        self._precision = (self._basis * precisions[:, None, :]) @ turn
+        self._mean, self._whitener = times(self._basis, self._center), None
 
     @property
     def posterior(self) -> Array:
         """The precision of each agent's posterior, ``Q + H_i``, (agents, d, d)."""
-        return self._prior.precision + self._hessian
+        return self._precision + self._hessian
 
     @property
     def prior_mean(self) -> Array:
         """The mean of each agent's prior, (agents, d)."""
-        return self._prior.mean
+        return self._mean
 
     def predict(self, differences: Array) -> Array:
         """Return the logits of the probabilities that first arms are preferred, (agents,).
@@ -276,12 +282,12 @@ class PersonalEstimates(OwnEstimates):
     def add_many(self, differences: Array, preferences: Array) -> None:
         """Add n duels of each agent, (agents, n, d) and (agents, n), with one minimisation."""
         self._store(differences, preferences)
-        self._fit()
+        self._update(self._fit)
 
     def _fit(self) -> None:
         """Set the minimisers, and the expansions there, for all duels."""
         duels, answers = self._stored()
-        self.theta = minimise(self.theta, duels, answers, self._prior)
+        self.theta = minimise(self.theta, duels, answers, self._precision, self._mean)
         slopes, curvatures = residuals(logits_of(self.theta, duels), answers)
         self._hessian = hessian_of(duels, curvatures)
         self._linear = times(self._hessian, self.theta) - times(duels, slopes)
@@ -301,7 +307,7 @@ class PersonalEstimates(OwnEstimates):
         duels.
         """
         if self._fitted < self._count:
-            self._fit()
+            self._update(self._fit)
         xp, variance = self._arrays.xp, self._variance[:, None]
         d = self.theta.shape[1]
         mixed = self._arrays.eye(d) + variance[..., None] * self._hessian

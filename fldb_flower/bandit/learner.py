@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fldb_flower.bandit.newton import Prior, minimise
+from fldb_flower.bandit.newton import minimise
 from fldb_flower.bandit.preference import logistic, residuals
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
@@ -549,27 +549,18 @@ def _numbers(values: Any, name: str) -> FloatArray:
         raise ValueError(f"{name} has masked entries: leave these out, or fill them with numbers")
     try:
         array = np.asarray(values)
-        entries = array.ravel().tolist() if array.dtype.kind in "OSU" else []
-        if texts := [each for each in entries if isinstance(each, str | bytes)]:
-            raise TypeError(f"{shown(texts[0])} is a text")
+        if array.dtype.kind in "OSU" and any(isinstance(each, str | bytes) for each in array.flat):
+            raise TypeError("it contains texts")
         if array.dtype.kind in "mM":
             raise TypeError(f"its type is {array.dtype}; convert dates and durations to numbers")
         if np.iscomplexobj(array):
             raise TypeError("Complex data not supported")
         array = array.astype(np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} must contain numbers: {one_line(error)}") from None
-    except OverflowError:  # an integer or a fraction
-        large = [each for each in entries if abs(each) > _LARGEST]
-    else:
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name} contains NaN or infinity: must contain finite numbers")
-        large = array[np.abs(array) > _LARGEST].tolist()
-    if large:
-        raise ValueError(
-            f"{name} contains numbers above {_LARGEST:g} in absolute value, such as"
-            f" {shown(large[0])}"
-        )
+    if (wrong := array[~(np.abs(array) <= _LARGEST)]).size:
+        valid = f"numbers of at most {_LARGEST:g} in absolute value, not NaN or infinity"
+        raise ValueError(f"{name} contains {wrong[0]:g}: must contain {valid}")
     return array
 
 
@@ -620,15 +611,16 @@ def _minimiser(duels: _Duels, ridge: float, start: FloatArray) -> tuple[FloatArr
         start = np.ldexp(start, unit)
     start = np.where(np.isfinite(start), start, 0.0)
     try:
-        prior = Prior(scaled)
-        point = minimise(start[None], rows.T[None], answers[None], prior, weights[None])[0]
+        prior = scaled * np.eye(len(start)), np.zeros(len(start))
+        batch = start[None], rows.T[None], answers[None]
+        point = minimise(*batch, *prior, weights=weights[None])[0]
         for is_last in (False, True):
             slopes, curvatures = residuals(rows @ point, answers)
             factor = _inverse_root(rows, weights * curvatures, scaled)
             if not is_last:
                 gradient = (weights * slopes) @ rows + scaled * point
                 point -= factor @ (gradient @ factor)
-    except (ConvergenceError, np.linalg.LinAlgError):
+    except np.linalg.LinAlgError:
         raise _inaccurate(duels, ridge) from None
     sizes = np.abs(rows), np.abs(point), np.abs(factor)
     terms = np.abs(slopes) + curvatures * (sizes[0] @ sizes[1])

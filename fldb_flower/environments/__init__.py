@@ -17,14 +17,7 @@ from fldb_flower.errors import DataError, shown
 from fldb_flower.linalg.arrays import Array, FloatArray, IntArray, has_masked
 from fldb_flower.settings import AUTO, Settings
 
-__all__ = [
-    "ChangingEnvironment",
-    "Contexts",
-    "Environment",
-    "RecordedAnswers",
-    "make_environment",
-    "max_difference",
-]
+__all__ = ["ChangingEnvironment", "Contexts", "Environment", "RecordedAnswers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,22 +187,7 @@ class RecordedAnswers(ChangingEnvironment, Protocol):
 
 
 def make_environment(settings: Settings, agents: range) -> Environment:
-    """Return the settings' environment for a block of agents.
-
-    Raises
-    ------
-    DataError
-        The registered environment has no method ``contexts``, or cannot read its data.
-
-    Examples
-    --------
-    >>> from fldb_flower.bandit.streams import AgentStreams
-    >>> from fldb_flower.environments import make_environment
-    >>> from fldb_flower.settings import Settings
-    >>> environment = make_environment(Settings(num_arms=4, dimension=3), range(2))
-    >>> environment.contexts(AgentStreams(0, range(2)), iterations=5).features.shape
-    (2, 5, 4, 3)
-    """
+    """Return the settings' environment for a block of agents; a DataError if it is not one."""
     check_agents(agents, settings.num_agents)
     name = settings.environment.name
     environment: Environment = ENVIRONMENTS.load(name)(settings, agents)
@@ -224,15 +202,6 @@ def max_difference(settings: Settings) -> float:
     With ``max_difference=auto`` it is the result of the environment's static method
     ``max_difference(settings)``. It is infinite for devices, and for an environment without that
     method. With privacy, agents shorten longer differences in statistics to ``privacy.clip``.
-
-    Examples
-    --------
-    >>> from fldb_flower.environments import max_difference
-    >>> from fldb_flower.settings import Settings
-    >>> max_difference(Settings(max_difference=3))
-    3.0
-    >>> max_difference(Settings(mode="devices"))
-    inf
     """
     longest = math.inf
     if settings.max_difference != AUTO:

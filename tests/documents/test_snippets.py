@@ -11,10 +11,8 @@ docs/deployment.md in :func:`test_the_setup_of_secure_sums_runs`. Blocks marked 
 commands that other tests start.
 """
 
-import itertools
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -59,7 +57,6 @@ COMMANDS = [
     for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
     for line in block.splitlines()
 ]
-FLOWER = sorted({line for line in COMMANDS if "flwr run . " in line})
 
 
 def shortened(text, folder, ratings):
@@ -241,24 +238,6 @@ def test_the_stop_command_uses_the_port_of_flower():
 
     (stop,) = {line for line in COMMANDS if line.startswith('kill "$(pgrep')}
     assert f"--port {LOCAL_SUPERLINK_HTTP_API_PORT}" in stop
-
-
-@pytest.mark.exhaustive
-@pytest.mark.xdist_group("flower")
-@pytest.mark.parametrize(
-    "command", [line for line in FLOWER if "momentum" not in line and "--stream" in line]
-)
-def test_commands_of_flower(command, tmp_path, ratings, flwr):
-    """With a SuperLink; :func:`test_guides_run` uses Flower's messages in one process."""
-    words = shlex.split(command.replace("/data/ml-100k.zip", str(ratings())))
-    options = dict(itertools.pairwise(words))
-    config = re.sub(r" ?output-dir='[^']*'", "", options.get("--run-config", ""))
-    config = config.replace("$PWD", str(ROOT))
-    nodes = (
-        [f"--federation-config={value}"] if (value := options.get("--federation-config")) else []
-    )
-    done = flwr(f"{config} horizon=15 output-dir='{tmp_path / 'run'}'".strip(), *nodes)
-    assert (tmp_path / "run" / "summary.json").exists(), done.stdout
 
 
 def test_the_environment_of_the_guide_can_be_learned():

@@ -3,12 +3,10 @@
 The last tests read real studies; set FLDB_DUELS to the folder of `.ci/get-real-duels`.
 """
 
-import csv
 import json
 import math
 import os
 import shutil
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -506,28 +504,6 @@ def test_sizes_of_the_real_studies():
         assert chosen.environment.play == play
         assert len(read_study(str(real(name))).arms) == arms
         assert chosen.horizon == (13 if play == "predict" else 500)
-
-
-@REAL
-def test_borda_scores_of_real_people_by_brute_force():
-    with (real("CEMSChoice") / "duels.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    shares = defaultdict(lambda: 0.5)  # CEMSChoice has no repeated pair
-    for row in rows:
-        shares[row["person"], row["first"], row["second"]] = float(row["preference"])
-        shares[row["person"], row["second"], row["first"]] = 1 - float(row["preference"])
-    people = list(dict.fromkeys(row["person"] for row in rows))
-    arms = ["London", "Paris", "Milano", "StGallen", "Barcelona", "Stockholm"]
-    chosen = settings(real("CEMSChoice"), num_arms=6)
-    environment = make_environment(chosen, range(303))
-    contexts = environment.contexts(AgentStreams(0, range(303)), 1)
-    for agent, person in enumerate(people):
-        for features, reward in zip(
-            contexts.features[agent, 0], contexts.rewards[agent, 0], strict=True
-        ):
-            arm = arms[int(features.argmax())]
-            wins = [shares[person, arm, other] for other in arms if other != arm]
-            assert reward == pytest.approx(np.mean(wins))
 
 
 @REAL

@@ -741,44 +741,21 @@ def run(tmp_path, key):
 
 
 @pytest.mark.slow
-def test_a_killed_helper_keeps_its_answers(run, tmp_path, key):
-    process, (address, *shown) = run()
-    public = load_helper_public_key(key.with_name("key.pub"))
-    assert shown == ["public", "key", public.public_bytes_raw().hex()]
-    second, _ = run(ready=False)
-    assert second.communicate(timeout=60)[1] == f"error: another helper uses {tmp_path / 'd'}\n"
-    assert second.returncode == 1
-    token = (tmp_path / "d" / "token").read_text().strip()
-    headers = {"Authorization": f"Bearer {token}", **BINARY}
-    fetched = HelperKey.from_fields(httpx.get(f"{address}/keys").json()["key"])
-    header = Header(bytes(32), int(1000 * time.time()), 50, 2**34, fetched.key, bytes(32))
-    device = fetched.verified(public, time.time())
-    made = [make_report(header, np.zeros(50, dtype=np.int64), device) for _ in range(3)]
-    sent = request_of(header, made).to_bytes()
-    given = httpx.post(f"{address}/sums", content=sent, headers=headers)
-    assert given.status_code == 200
-    process.kill()
-    process.wait()
-    process, (address, *_) = run()
-    assert httpx.post(f"{address}/sums", content=sent, headers=headers).content == given.content
-    other = request_of(header, made, "trial").to_bytes()
-    reply = httpx.post(f"{address}/sums", content=other, headers=headers)
-    assert (reply.status_code, reply.json()["detail"][:17]) == (409, "the helper has no")
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[1] == "stopped\n"
-    assert process.returncode == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_the_helper_serves_https_and_warns_without(run, tmp_path):
+def test_the_command_serves_https_and_warns_without(run, tmp_path, key):
     create(tmp_path / "ca", ["127.0.0.1"], 1)
     pair = [str(tmp_path / "ca" / name) for name in ("server.pem", "server.key")]
-    process, (address, *_) = run("--certificate", pair[0], "--certificate-key", pair[1])
+    process, (address, *shown) = run("--certificate", pair[0], "--certificate-key", pair[1])
+    public = load_helper_public_key(key.with_name("key.pub"))
+    assert shown == ["public", "key", public.public_bytes_raw().hex()]
     assert address.startswith("https://127.0.0.1:")
     context = ssl.create_default_context(cafile=str(tmp_path / "ca" / "ca.crt"))
     assert httpx.get(f"{address}/health", verify=context).json() == {"status": "ok"}
-    process.kill()
-    process.wait()
+    second, _ = run(ready=False)
+    assert second.communicate(timeout=60)[1] == f"error: another helper uses {tmp_path / 'd'}\n"
+    assert second.returncode == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[1] == "stopped\n"
+    assert process.returncode == 128 + signal.SIGTERM
     process, (address, *_) = run("--host", "0.0.0.0")
     assert address.startswith("http://0.0.0.0:")
     process.terminate()

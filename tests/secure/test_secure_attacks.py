@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import ndtr
-from secure_federation import RUN, FakeHelper, Link, ServerAlone, no_noise
+from secure_federation import RUN, Link, QuietHelper, ServerAlone, no_noise
 from vaults import (
     SIGNER,
     Clock,
@@ -389,12 +389,16 @@ def test_a_number_is_released_once_whatever_is_asked(tmp_path, clock, link):
         request_for(number - 10_000, common(), multiplier=5.0),
         request_for(number, common(), task=bytes(32), multiplier=5.0),
     ]
+    assert phone.ask(replace(first, counted=5)) == reply
     for _ in range(2):
         for request in changed:
             for each in (phone, other):
                 assert each.ask(asked_with(link, request)).kind == REFUSED
+        assert (
+            "with another header: it needs a new" in phone.ask(asked_with(link, changed[0])).reason
+        )
         assert phone.ask(first) == reply
-        assert other.ask(first).kind == REFUSED
+        assert "after an interruption" in other.ask(first).reason
         phone.restart()
         other.restart()
     assert phone.ledger.spent() == pytest.approx(COST / 25.0)
@@ -465,7 +469,7 @@ def test_what_the_server_uses_has_the_noise_of_both_parties(tmp_path, is_hostile
     """And that of the server, if the helper adds none and knows the sum."""
     sampler = only(discrete_gaussian, MULTIPLIER * SCALE)
     link = Link(tmp_path / "helper", Clock(time.time()), sampler)
-    helper = FakeHelper() if is_hostile else link
+    helper = QuietHelper() if is_hostile else link
     vector = noise_of(ServerAlone(sampler, MULTIPLIER, helper, dimension=WIDE), WIDE)
     link.helper.close()
     assert len(vector) == 55_945
@@ -490,7 +494,7 @@ def test_each_value_has_the_noise_of_both_parties(tmp_path):
 def test_a_decision_about_a_sum_has_the_noise_of_the_server():
     """A helper that shifts the trial to the limit learns no exact number from what follows."""
     deviation = math.sqrt(2.0) * 10.0 * MULTIPLIER
-    helper = FakeHelper(round((1.0 + FAR * deviation) * SCALE))
+    helper = QuietHelper(round((1.0 + FAR * deviation) * SCALE))
     server = ServerAlone(discrete_gaussian, MULTIPLIER, helper)
     for _ in range(60):
         with contextlib.suppress(RoundAbandonedError):  # the parts are shifted as well

@@ -322,30 +322,6 @@ def test_a_damaged_request_is_refused(phone):
         assert Reply.from_bytes(phone.vault.answer(changed)).reason != WITHHELD
 
 
-def test_a_number_is_answered_once(phone):
-    """An identical request gets the stored bytes, also after a restart; no other request any."""
-    first = ask_for(phone)
-    reply = phone.ask(first)
-    phone.answer(([0.5, -4.0], 0.0))
-    phone.restart()
-    assert phone.ask(first) == reply
-    assert phone.ask(replace(first, counted=5)) == reply
-    before = phone.ledger
-    for changes in ({"multiplier": 21.0}, {"broadcast": common((0.5, 0.5))}, {"key": 8}):
-        key = key_of(key=8) if "key" in changes else None
-        broadcast = changes.pop("broadcast", None)
-        other = request_for(first.header.number, broadcast, **{**changes, "key": key})
-        if key:
-            other = replace(other, header=replace(other.header, key=8))
-        refusal = phone.ask(other)
-        assert refusal.kind == REFUSED
-        assert "with another header: it needs a new number" in refusal.reason
-    second = ask_for(phone)
-    phone.opened(second)
-    assert "accepts exchanges after" in phone.ask(first).reason
-    assert phone.ledger.spent() == pytest.approx(2 * before.spent())
-
-
 def test_hello_and_estimates_cost_nothing(phone):
     before = phone.ledger
     assert phone.ask(Request(HELLO)) == Reply(HELLO, phone.store.device_id)
