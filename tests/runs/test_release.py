@@ -14,7 +14,7 @@ from conftest import ROOT
 from test_resume import kill_at
 
 from clients.preference_agent import PreferenceAgent
-from clients.store import DuelStore, Synchronization
+from clients.store import Synchronization
 from fldb_flower.bandit.estimate import CommonPrior, ShareChange
 from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.settings import Settings
