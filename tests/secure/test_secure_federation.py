@@ -618,6 +618,8 @@ def test_a_reply_for_something_else_is_refused():
         with pytest.raises(UploadError) as error:
             server.reply(1, Reply(**{**fields, **changes}))
         assert not error.value.is_final
+    moved = Reply(**{**fields, "device": device(2)})
+    assert server.reply(1, moved) is None  # it only introduces itself
     for content in ([0, 0, 0, 0], [1.5], [True], "x", 7, b""):
         record = RecordDict({"config": ConfigRecord({KEY: content})})
         with pytest.raises(UploadError, match="not an upload"):
