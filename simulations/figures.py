@@ -1,6 +1,6 @@
 """`python -m simulations.figures [NAME ...]`: the paper's figures, and their data as CSV.
 
-The settings of a figure are in ``conf/experiment/NAME.yaml``; its curves are defined here.
+The settings and curves of a figure are in ``conf/experiment/NAME.yaml``.
 ``+ours`` adds FLDB-ONS, and LDB with a tuned width, as further curves. The figure ``regret`` is in
 the README and not in the paper.
 """
@@ -13,6 +13,7 @@ if __name__ == "__main__":  # before what takes long to import
     startup.begin()
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,10 +29,10 @@ from fldb_flower.federation.history import History
 from fldb_flower.runs import curves
 from fldb_flower.runs.plots import FORMATS, WIDTHS, save_figure
 from fldb_flower.runs.results import identity
-from fldb_flower.runs.styles import styles_of
+from fldb_flower.runs.styles import style_of, styles_of
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
-from fldb_flower.system.files import reason_of, replace_file
+from fldb_flower.system.files import replace_file, reported
 from fldb_flower.system.progress import progress
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
@@ -41,80 +42,43 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SEEDS = 3  # "three independent runs", App. B
-Overrides = dict[str, Any]
-
-_OGD, _GD, _LDB = {"algorithm": "fldb_ogd"}, {"algorithm": "fldb_gd"}, {"algorithm": "ldb"}
-_ONS = {"algorithm": "fldb_ons"}
 _WIDTH = {"lambda": 1.0, "beta_scale": 0.3}  # docs/selection.md has other values
-_TUNED = {**_LDB, **_WIDTH, "tau": 1}  # one run for every tau
-_OURS: dict[str, Overrides] = {"LDB, tuned": _TUNED, "FLDB-ONS": _ONS}
-_COMPARED = {"LDB": _LDB, "FLDB-OGD": _OGD, "FLDB-GD": _GD}
-_AGENTS = {f"N={agents}": {"num_agents": agents} for agents in (20, 50, 100, 200)}
-_TAUS = (1, 2, 3, 4, 5, 6, 7, 8)
-
+_TUNED = {"algorithm": "ldb", **_WIDTH, "tau": 1}  # one run for every tau
+_OURS = {"LDB, tuned": _TUNED, "FLDB-ONS": {"algorithm": "fldb_ons"}}
+_NAMES = {"num_agents": "N", "num_arms": "K"}  # of settings in labels
 _SYMBOLS = {"tau": r"\tau", "sigma^2": r"\sigma^2"}
 _AXES = {"tau": r"communication period $\tau$", "rounds": "communication rounds"}
 _COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
 _ESTIMATES = ("log_loss", "accuracy", "heterogeneity")  # of algorithms that have them
 
-
-class Panel(NamedTuple):
-    """A figure: its title, the overrides of its experiment by curve, and its horizontal axis.
-
-    ``against`` is ``iteration`` (cumulative regret), or ``tau`` or ``rounds`` (final regret).
-    """
-
-    title: str
-    curves: Mapping[str, Overrides]
-    against: str = "iteration"
-
-    def all_curves(self, *, ours: bool = True) -> dict[str, Overrides]:
-        """Return the curves, with those of ``+ours`` beside an LDB that has no tuned one."""
-        has_untuned = "LDB" in self.curves and "LDB, tuned" not in self.curves
-        return {**self.curves, **(_OURS if ours and has_untuned else {})}
-
-
-def _final(arms: Iterable[int]) -> dict[str, Overrides]:
-    """Return the runs of curves of the final regret: one curve per K, one point per tau."""
-    return {f"K={k}, tau={tau}": {"num_arms": k, "tau": tau} for k in arms for tau in _TAUS}
-
-
 PANELS = {
-    "fig1a": Panel("N=50 (K=10, d=5)", _COMPARED),
-    "fig1b": Panel("N=100 (K=10, d=5)", _COMPARED),
-    "fig1c": Panel("N=100, tau=2 (K=10, d=5)", _COMPARED),
-    "fig1d": Panel("MovieLens (K=5, d=10)", _COMPARED),
-    "fig2a": Panel("FLDB-OGD (K=10, d=5)", _AGENTS),
-    "fig2b": Panel("FLDB-OGD (K=50, d=5)", _AGENTS),
-    "fig2c": Panel(
-        "heterogeneous agents (K=5, d=5)",
-        {
-            f"{name}, sigma^2={sigma**2:.2g}": {**algorithm, "environment": {"sigma": sigma}}
-            for sigma in (0.1**0.5, 0.5)
-            for name, algorithm in {"FLDB-OGD": _OGD, "FLDB-GD": _GD}.items()
-        },
-    ),
-    "fig2d": Panel("communication vs. regret (N=100, d=5)", _final([10]), against="rounds"),
-    "fig3a": Panel("sigma^2=0.01 (K=5, d=5)", _COMPARED),
-    "fig3b": Panel("sigma^2=0.1 (K=5, d=5)", _COMPARED),
-    "fig3c": Panel("sigma^2=0.25 (K=5, d=5)", _COMPARED),
-    "fig4a": Panel("tau=4 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}),
-    "fig4b": Panel("tau=6 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}),
-    "fig4c": Panel("tau=8 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}),
-    "fig5a": Panel(r"final regret vs. $\tau$ (N=100)", _final([5, 10, 20]), against="tau"),
-    "fig5b": Panel("final regret vs. rounds (N=100)", _final([5, 10, 20]), against="rounds"),
+    "fig1a": "N=50 (K=10, d=5)",
+    "fig1b": "N=100 (K=10, d=5)",
+    "fig1c": "N=100, tau=2 (K=10, d=5)",
+    "fig1d": "MovieLens (K=5, d=10)",
+    "fig2a": "FLDB-OGD (K=10, d=5)",
+    "fig2b": "FLDB-OGD (K=50, d=5)",
+    "fig2c": "heterogeneous agents (K=5, d=5)",
+    "fig2d": "communication vs. regret (N=100, d=5)",
+    "fig3a": "sigma^2=0.01 (K=5, d=5)",
+    "fig3b": "sigma^2=0.1 (K=5, d=5)",
+    "fig3c": "sigma^2=0.25 (K=5, d=5)",
+    "fig4a": "tau=4 (N=100, K=10, d=5)",
+    "fig4b": "tau=6 (N=100, K=10, d=5)",
+    "fig4c": "tau=8 (N=100, K=10, d=5)",
+    "fig5a": r"final regret vs. $\tau$ (N=100)",
+    "fig5b": "final regret vs. rounds (N=100)",
 }
-
-OVERVIEW = "regret"  # in the README, with the settings of Fig. 1b
-_OVERVIEW = Panel(
-    "100 agents learn one preference (K=10, d=5)",
-    {
-        **_COMPARED,
-        "LDB, tuned": _TUNED,
-        "FLDB-GD, tuned": {**_GD, **_WIDTH},
-        "FLDB-ONS, geometric": {**_ONS, "schedule": {"name": "geometric"}},
-    },
-)
+"""Titles of the paper's figures."""
+AGAINST = {"fig2d": "rounds", "fig5a": "tau", "fig5b": "rounds"}
+"""Figures of the final regret; the others show the cumulative regret against the iterations."""
+OVERVIEW, _TITLE = "regret", "100 agents learn one preference (K=10, d=5)"
+"""A figure in the README, with the curves of Fig. 1b and tuned ones."""
+_TUNED_OVERVIEW = {
+    "LDB, tuned": _TUNED,
+    "FLDB-GD, tuned": {"algorithm": "fldb_gd", **_WIDTH},
+    "FLDB-ONS, geometric": {"algorithm": "fldb_ons", "schedule": {"name": "geometric"}},
+}
 
 
 class Result(NamedTuple):
@@ -128,32 +92,53 @@ _Group = Sequence[tuple[Settings, Result]]  # one run per seed
 _Runs = Mapping[str, _Group]  # by curve
 
 
-def panel_of(name: str) -> Panel:
-    """Return the panel of a figure; a SettingsError if it does not exist."""
-    if name == OVERVIEW:
-        return _OVERVIEW
-    if name not in PANELS:
+def curves_of(name: str, *, ours: bool = True) -> dict[str, dict[str, Any]]:
+    """Return the settings of each curve that differ from the defaults, without the seed.
+
+    The curves are those that the experiment sweeps. In figures of the final regret, each point is
+    one. ``ours`` adds those of ``+ours`` to figures with LDB.
+    """
+    if name not in (*PANELS, OVERVIEW):
         raise SettingsError(f"no figure {name!r}: there are {', '.join([*PANELS, OVERVIEW])}")
-    return PANELS[name]
+    file = f"{'fig1b' if name == OVERVIEW else name}.yaml"
+    base: Any = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / file)
+    swept = base.pop("hydra").sweeper.params
+    found: dict[str, Any] = {}
+    for values in itertools.product(
+        *(str(swept[key]).split(",") for key in swept if key != "seed")
+    ):
+        words = map("=".join, zip(swept, values, strict=False))
+        chosen = OmegaConf.from_dotlist(list(words))
+        found[_label(chosen)] = chosen
+    if name == OVERVIEW:
+        found |= _TUNED_OVERVIEW
+    elif ours and "LDB" in found:
+        found |= _OURS
+    merged: Any = {key: OmegaConf.to_container(OmegaConf.merge(base, found[key])) for key in found}
+    return dict(merged)
 
 
-def values_of(name: str, overrides: Overrides) -> dict[str, Any]:
-    """Return the settings of a curve that differ from the defaults."""
-    file = "fig1b" if name == OVERVIEW else name
-    experiment = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / f"{file}.yaml")
-    values: Any = OmegaConf.to_container(OmegaConf.merge(experiment, overrides))
-    values.pop("hydra", None)  # the settings of sweeps
-    return dict(values)
+def _label(chosen: Any) -> str:
+    """Return the label of a curve, such as ``FLDB-OGD, sigma^2=0.1``."""
+    parts = [style_of(chosen.algorithm)["label"]] if "algorithm" in chosen else []
+    for key in chosen:
+        if key == "environment":
+            parts.append(f"sigma^2={chosen.environment.sigma**2:.2g}")
+        elif key != "algorithm":
+            parts.append(f"{_NAMES.get(key, key)}={chosen[key]}")
+    return ", ".join(parts)
 
 
-def settings_of(name: str, overrides: Overrides, seed: int, movielens: str) -> Settings:
+def settings_of(name: str, curve: Mapping[str, Any], seed: int, movielens: str) -> Settings:
     """Return the settings of one run of a figure."""
-    values = {**values_of(name, overrides), "seed": seed}
-    if values.get("environment", {}).get("name") == "movielens":
+    world = dict(curve.get("environment", {}))
+    if world.get("name") == "movielens":
         if not movielens:
             raise SettingsError(f"{name} needs MovieLens ratings: name them with --movielens PATH")
-        values["environment"]["path"] = movielens
-    return from_nested(values, f"conf/experiment/{name}.yaml")
+        world["path"] = movielens
+    return from_nested(
+        {**curve, "environment": world, "seed": seed}, f"conf/experiment/{name}.yaml"
+    )
 
 
 def simulate(settings: Settings) -> Result:
@@ -204,15 +189,13 @@ def make(
     """
     wanted = {
         name: {
-            label: [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
-            for label, overrides in panel_of(name).all_curves(ours=ours).items()
+            label: [settings_of(name, curve, seed, movielens) for seed in range(seeds)]
+            for label, curve in curves_of(name, ours=ours).items()
         }
         for name in names
     }
-    try:
+    with reported(OutputError, f"write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {reason_of(error)}") from None
     results = each_once(
         each for groups in wanted.values() for group in groups.values() for each in group
     )
@@ -244,11 +227,8 @@ def _rows(label: str, settings: Settings, result: Result) -> pd.DataFrame:
 def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Sequence[str]) -> None:
     """Write the data of a figure, and draw it beside."""
     rows = pd.concat(_rows(label, *run) for label in runs for run in runs[label])
-    try:
+    with reported(OutputError, f"write {path}"):
         replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
-    panel = panel_of(name)
     width = width or ("page" if name == OVERVIEW else "column")
 
     def paint(figure: Figure) -> None:
@@ -256,12 +236,12 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Seque
         if name == OVERVIEW:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
-        if panel.against == "iteration":
-            curves.regret(axes, [_curve(runs[label], label, width == "column") for label in runs])
+        if name in AGAINST:
+            _draw_final(axes, AGAINST[name], rows[rows.iteration == rows.iteration.max()])
         else:
-            _draw_final(axes, panel.against, rows[rows.iteration == rows.iteration.max()])
+            curves.regret(axes, [_curve(runs[label], label, width == "column") for label in runs])
         seeds = curves.errors_text([len(group) for group in runs.values()])
-        axes.set_title(f"{_math(panel.title)}\n{seeds}")
+        axes.set_title(f"{_math(PANELS.get(name, _TITLE))}\n{seeds}")
 
     height = 2.5 if width == "column" else 3.2
     save_figure(path, paint, height=height, width=width, formats=formats)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from fldb_flower.bandit import preference, theory
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate, scale_of
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate, private_prior
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
@@ -240,12 +240,10 @@ def sizes_and_weights(
     each = 3 * settings.dimension if settings.mode == "devices" else 1
     fresh = fresh or each * (play.last - play.first + 1)
     if broadcast.shares:
-        prior = play.estimate
-        assert isinstance(prior, CommonPrior)
-        variance = max(prior.variance, settings.privacy.min_variance) / float(scale_of(clip**2))
-        shares = typical_share_sizes(
-            answers or each * play.last, fresh, clip, settings.dimension, variance
-        )
+        assert isinstance(play.estimate, CommonPrior)
+        prior, answers = private_prior(play.estimate, settings), answers or each * play.last
+        variance = prior.variance / prior.scale
+        shares = typical_share_sizes(answers, fresh, clip, settings.dimension, variance)
         unused = [] if settings.personal_variance == AUTO else ["losses"]
         return shares, weights_of(shares, unused)
     parts = ["gradient", "information"] + ["hessian"] * broadcast.hessian

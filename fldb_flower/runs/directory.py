@@ -8,11 +8,11 @@ and packed arrays; nothing is unpickled.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.errors import CheckpointError, OutputError
 from fldb_flower.linalg.arrays import pack_arrays, unpack_arrays
-from fldb_flower.system.files import lock_folder, reason_of, replace_file
+from fldb_flower.system.files import lock_folder, replace_file, reported
 
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.bin", "model.json", "summary.json"
 CHECKPOINT_VERSION = 1
@@ -43,10 +43,8 @@ def save_checkpoint(path: Path, identity: str, checkpoint: Checkpoint) -> None:
     text = np.frombuffer(meta.encode(), dtype=np.uint8)
     body = pack_arrays({_META: text, **checkpoint.arrays})
     word = _WORD + f"{CHECKPOINT_VERSION:02}".encode()
-    try:
+    with reported(OutputError, f"write the checkpoint {path}"):
         replace_file(path, word + hashlib.sha256(body).digest() + body)
-    except OSError as error:
-        raise OutputError(f"cannot write the checkpoint {path}: {error.strerror}") from None
 
 
 def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
@@ -133,10 +131,6 @@ class ResultsDirectory:
         """Replace a JSON file."""
         self.write(name, json_bytes(values))
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Raise an OutputError for an OSError in this block."""
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"cannot write to {self.path}: {reason_of(error)}") from None
+        return reported(OutputError, f"write to {self.path}")

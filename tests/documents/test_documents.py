@@ -116,7 +116,7 @@ def test_the_headline_compares_tuned_widths():
     """The differences are computed again here, with NumPy."""
     results = measured.load()
     runs, tuned = results["readme"]["algorithms"], results["widths"]["gd"]["n100"]["one"]["0.3"]
-    panel = figures.panel_of(figures.OVERVIEW).curves
+    panel = figures.curves_of(figures.OVERVIEW)
     curves = [panel["LDB, tuned"], panel["FLDB-GD, tuned"], tuned["settings"]]
     assert [(each["lambda"], each["beta_scale"]) for each in curves] == [(1.0, 0.3)] * 3
     pages = [" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/speed.md")]

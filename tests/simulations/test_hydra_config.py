@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from test_run import ROOT, call
 
 from fldb_flower.environments.movielens import MovieLens
 from fldb_flower.errors import DataError
@@ -74,20 +72,6 @@ def test_suggestions_are_short():
         assert hydra_config.quoting(text).removeprefix("; quoted it is ") == pasted
 
 
-@pytest.mark.slow
-def test_the_suggestion_works_when_pasted(tmp_path):
-    """Paste the end of the message into a shell."""
-    path = tmp_path / "it's  ü (1).data"
-    path.write_text("")
-    done = call("environment=movielens", f"environment.path={path}")
-    pasted = done.stderr.strip().partition("; quoted it is ")[2]
-    again = subprocess.run(
-        ["bash", "-c", f"printf '%s\\n' {pasted}"], capture_output=True, text=True, check=True
-    )
-    done = call("environment=movielens", again.stdout.rstrip("\n"))
-    assert done.stderr.startswith(f"error: {path}: ")  # the file was found, and is empty
-
-
 def test_a_tilde_at_the_beginning_of_a_path_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     values = {"environment": {"name": "movielens", "path": "~/none.data"}}
@@ -142,25 +126,6 @@ def test_a_launcher_without_its_extra_is_named(monkeypatch):
 
 
 # --- examples -------------------------------------------------------------------------------
-
-
-def commands():
-    """Yield the commands in help texts and docstrings of `simulations`."""
-    texts = [path.read_text() for path in sorted((ROOT / "simulations").glob("**/*.py"))]
-    for text in (*texts, help_text()):
-        quoted = re.findall(r"`((?:fldb|python -m) [^`]*)`", text)
-        yield from (*quoted, *re.findall(r"^ +((?:fldb|python -m) .*)$", text, re.MULTILINE))
-
-
-@pytest.mark.slow
-def test_every_example_is_accepted_by_bash():
-    found = {re.sub(r"\[.*?\]", "", command) for command in commands()}  # [OPTIONAL ...]
-    assert len(found) > 4
-    for command in found:
-        done = subprocess.run(
-            ["bash", "-n", "-c", command], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, (command, done.stderr)
 
 
 @pytest.mark.parametrize("name", ["fldb run", "fldb sweep"])

@@ -29,7 +29,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.runs.results import identity
 from fldb_flower.settings import from_nested, hydra_entries
 from simulations.engines import vectorized
-from simulations.figures import PANELS, SEEDS, settings_of
+from simulations.figures import PANELS, SEEDS, curves_of, settings_of
 from simulations.hydra_config import store_settings
 from simulations.run import run
 from simulations.saved_runs import NUMBERS, Run
@@ -200,17 +200,17 @@ def test_sweeps_without_values_or_with_too_many_are_refused_before_jobs_are_buil
 
 
 def test_a_swept_experiment_is_the_whole_figure(hydra_loader):
-    for name, panel in PANELS.items():
+    for name in PANELS:
         ratings = ["environment.path=x"] if name == "fig1d" else []
         jobs, refused, _ = plan(hydra_loader, f"experiment={name}", *ratings)
         wanted = {
             identity(settings_of(name, curve, seed, "x"))
-            for curve in panel.curves.values()
+            for curve in curves_of(name, ours=False).values()
             for seed in range(SEEDS)
         }
         assert not refused
         assert {identity(job.settings) for job in jobs} == wanted
-        assert len(jobs) == len(panel.curves) * SEEDS
+        assert len(jobs) == len(curves_of(name, ours=False)) * SEEDS
     jobs, *_ = plan(hydra_loader, "experiment=fig1a", "seed=7", "algorithm=ldb,fldb_ons")
     found = [(job.settings.algorithm, job.settings.seed, job.settings.num_agents) for job in jobs]
     assert found == [("ldb", 7, 50), ("fldb_ons", 7, 50)]  # an override wins
