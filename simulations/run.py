@@ -49,8 +49,14 @@ from fldb_flower.system.startup import (
     say_interrupted,
     watching_signals,
 )
-from simulations.hydra_config import CONF, check_words, explained, store_settings, undecodable
-from simulations.settings_help import help_text
+from simulations.hydra_config import (
+    CONF,
+    check_words,
+    explained,
+    help_text,
+    store_settings,
+    undecodable,
+)
 from simulations.sweeps.jobs import attempt, settings_of
 
 _LOG = logging.getLogger("fldb_flower")

@@ -17,8 +17,14 @@ from fldb_flower.environments.movielens import MovieLens
 from fldb_flower.errors import DataError
 from fldb_flower.settings import from_nested
 from simulations import hydra_config, run
-from simulations.hydra_config import CONF, check_words, explained, store_settings
-from simulations.settings_help import HEADINGS, help_text
+from simulations.hydra_config import (
+    CONF,
+    HEADINGS,
+    check_words,
+    explained,
+    help_text,
+    store_settings,
+)
 
 
 def read_by_hydra(override):
