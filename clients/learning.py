@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
-from clients.store.check import selection_settings
+from clients.store.duel_store import selection_settings
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.estimate import (
     LONGEST,

@@ -90,29 +90,25 @@ class LocalContext(Context):
     error: Exception | None = None
 
 
-def train(message: Message, context: Context) -> Message:
-    """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
-    if not isinstance(context, LocalContext):
-        return _train_anywhere(message, context)
-    if context.error is not None:
-        raise context.error
-    try:
-        context.client = context.client or _new_client(context)
-        return _reply(message, context.client)
-    except Exception as error:
-        context.error = error
-        raise
-
-
 _clients: dict[tuple[int, int], tuple[int, SimulatedAgents]] = {}
 """(run, node) -> the number of messages that the node had answered, and its client."""
 
 
-def _train_anywhere(message: Message, context: Context) -> Message:
-    """Answer with the state in the Context: any process may answer a node's next message.
+def train(message: Message, context: Context) -> Message:
+    """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function.
 
-    A client that is still in this process is used if no other process has answered since.
+    Any process may answer a node's next message with the state in the Context. A client that is
+    still in this process is used if no other process has answered since.
     """
+    if isinstance(context, LocalContext):
+        if context.error is not None:
+            raise context.error
+        try:
+            context.client = context.client or _new_client(context)
+            return _reply(message, context.client)
+        except Exception as error:
+            context.error = error
+            raise
     key = context.run_id, context.node_id
     if any(run != context.run_id for run, _ in _clients):
         _clients.clear()

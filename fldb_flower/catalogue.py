@@ -18,45 +18,26 @@ Agents = Literal["common", "local", "personal", "uniform"]
 Exchanges = Literal["none", "one", "several_first", "several"]
 _NAMES = {"agents": get_args(Agents), "exchanges": get_args(Exchanges)}
 T = TypeVar("T", bound=Callable[..., Any])
-E = TypeVar("E", bound="Entry")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A class or function, or its reference ``"module:name"``."""
+    """A class or function, or its reference ``"module:name"``, and the facts of ``register_*``."""
 
     target: str | Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class AlgorithmEntry(Entry):
-    """An algorithm; :func:`register_algorithm` describes the attributes."""
-
     agents: Agents = "common"
     keeps_duels: bool = False
     online: bool = False
     scheduled: bool = True
     exchanges: Exchanges = "several"
-
-
-@dataclass(frozen=True)
-class SelectionEntry(Entry):
-    """A selection rule; :func:`register_selection` describes ``noise``."""
-
     noise: str | Callable[..., Any] | None = None
-
-
-@dataclass(frozen=True)
-class EnvironmentEntry(Entry):
-    """An environment; ``implies``: its data determine settings that are ``auto``."""
-
     implies: bool = False
 
 
-class Catalogue(dict[str, E]):
-    """Entries of one kind by name. Those of the package cannot be replaced."""
+class Catalogue(dict[str, Entry]):
+    """Entries of one kind, a setting, by name. Those of the package cannot be replaced."""
 
-    def __init__(self, kind: type[E], **entries: E) -> None:
+    def __init__(self, kind: str, **entries: Entry) -> None:
         super().__init__(entries)
         self._kind, self._own = kind, frozenset(entries)
 
@@ -73,14 +54,14 @@ class Catalogue(dict[str, E]):
         try:
             return pkgutil.resolve_name(found)
         except (ImportError, AttributeError) as error:
-            setting = self._kind.__name__.removesuffix("Entry").lower()
             raise SettingsError(
-                f"{setting}={name}: its {part} is registered as {found!r}, which cannot be imported"
-                f" ({one_line(error)}); register a class or function, or where it can be imported"
+                f"{self._kind}={name}: its {part} is registered as {found!r}, which cannot be"
+                f" imported ({one_line(error)}); register a class or function, or where it can be"
+                " imported"
             ) from error
 
-    def register(self, name: str, target: Any = None, **facts: Any) -> Any:
-        """Add an entry, or replace one that was added; return ``target``, or else a decorator."""
+    def register(self, name: str, target: Any = None, **facts: Any) -> Callable[[T], T]:
+        """Add ``target``, in place of one added before; return a decorator that adds another."""
         if not isinstance(name, str):
             _refuse(name, 'the first argument must be the name, as in @register_algorithm("mine")')
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -98,14 +79,16 @@ class Catalogue(dict[str, E]):
             if not is_valid:
                 _refuse(name, f"{fact}={shown(value)} must be {valid}")
 
-        def add(target: Any) -> Any:
+        def add(target: T) -> T:
             if not _is_importable(target):
                 valid = 'a class or function, or its reference "module:name"'
                 _refuse(name, f"{shown(target)} must be {valid}")
-            self[name] = self._kind(target, **facts)
+            self[name] = Entry(target, **facts)
             return target
 
-        return add if target is None else add(target)
+        if target is not None:
+            add(target)
+        return add
 
 
 def _refuse(name: object, reason: str) -> None:
@@ -118,20 +101,20 @@ def _is_importable(value: Any) -> bool:
     return callable(value) or bool(is_reference)
 
 
-def _algorithm(target: str, **facts: Any) -> AlgorithmEntry:
-    return AlgorithmEntry(f"fldb_flower.algorithms.{target}", **facts)
+def _algorithm(target: str, **facts: Any) -> Entry:
+    return Entry(f"fldb_flower.algorithms.{target}", **facts)
 
 
-def _rule(name: str, noise: str | None = None) -> SelectionEntry:
+def _rule(name: str, noise: str | None = None) -> Entry:
     module = "fldb_flower.bandit.selection"
-    return SelectionEntry(f"{module}.rules:{name}", noise and f"{module}.selector:{noise}")
+    return Entry(f"{module}.rules:{name}", noise=noise and f"{module}.selector:{noise}")
 
 
 _ROUNDS = {"online": True, "exchanges": "several_first"}
 _ALONE = {"scheduled": False, "exchanges": "none"}
 
 ALGORITHMS = Catalogue(
-    AlgorithmEntry,
+    "algorithm",
     fldb_ogd=_algorithm("ogd:FLDBOGD", **_ROUNDS),
     fldb_gd=_algorithm("gd:FLDBGD", keeps_duels=True, scheduled=False),
     fldb_ons=_algorithm("ons:FLDBONS", **_ROUNDS),
@@ -144,7 +127,7 @@ ALGORITHMS = Catalogue(
 )
 
 SELECTIONS = Catalogue(
-    SelectionEntry,
+    "selection",
     ucb=_rule("ucb"),
     maxinp=_rule("maxinp"),
     colstim=_rule("colstim", "gumbel_per_arm"),
@@ -153,10 +136,10 @@ SELECTIONS = Catalogue(
 )
 
 ENVIRONMENTS = Catalogue(
-    EnvironmentEntry,
-    synthetic=EnvironmentEntry("fldb_flower.environments.synthetic:Synthetic"),
-    movielens=EnvironmentEntry("fldb_flower.environments.movielens:MovieLens"),
-    duels=EnvironmentEntry("fldb_flower.environments.duels:Duels", implies=True),
+    "environment",
+    synthetic=Entry("fldb_flower.environments.synthetic:Synthetic"),
+    movielens=Entry("fldb_flower.environments.movielens:MovieLens"),
+    duels=Entry("fldb_flower.environments.duels:Duels", implies=True),
 )
 
 
@@ -205,11 +188,10 @@ def register_algorithm(
     >>> fldb.run(algorithm="slow_ogd", num_agents=5, horizon=20).summary["exchanges"] > 0
     True
     """
-    decorate: Callable[[T], T] = ALGORITHMS.register(
+    return ALGORITHMS.register(
         name, agents=agents, keeps_duels=keeps_duels, online=online, scheduled=scheduled,
         exchanges=exchanges,
     )  # fmt: skip
-    return decorate
 
 
 def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T]:
@@ -251,8 +233,7 @@ def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T
     >>> result.summary["final_regret"] < 2 * 20
     True
     """
-    decorate: Callable[[T], T] = ENVIRONMENTS.register(name, implies=implies)
-    return decorate
+    return ENVIRONMENTS.register(name, implies=implies)
 
 
 def register_selection(
@@ -292,5 +273,4 @@ def register_selection(
     >>> fldb.DuelingBandit(selection="first_two").propose([[1.0], [2.0], [3.0]])
     (0, 1)
     """
-    decorate: Callable[[T], T] = SELECTIONS.register(name, noise=noise)
-    return decorate
+    return SELECTIONS.register(name, noise=noise)

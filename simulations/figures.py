@@ -31,7 +31,7 @@ from fldb_flower.runs.results import identity
 from fldb_flower.runs.styles import style_of, styles_of
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
-from fldb_flower.system.files import reason_of, replace_file
+from fldb_flower.system.files import replace_file, reported
 from fldb_flower.system.progress import progress
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
@@ -193,10 +193,8 @@ def make(
         }
         for name in names
     }
-    try:
+    with reported(OutputError, f"write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {reason_of(error)}") from None
     results = each_once(
         each for groups in wanted.values() for group in groups.values() for each in group
     )
@@ -228,10 +226,8 @@ def _rows(label: str, settings: Settings, result: Result) -> pd.DataFrame:
 def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Sequence[str]) -> None:
     """Write the data of a figure, and draw it beside."""
     rows = pd.concat(_rows(label, *run) for label in runs for run in runs[label])
-    try:
+    with reported(OutputError, f"write {path}"):
         replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
     width = width or ("page" if name == OVERVIEW else "column")
 
     def paint(figure: Figure) -> None:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from fldb_flower.algorithms.robust import combine
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
-from fldb_flower.errors import FederationError, RoundAbandonedError
+from fldb_flower.errors import FederationError, RoundAbandonedError, one_line
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts, Participation
 from fldb_flower.federation.plausibility import implausible, implausible_shares
@@ -41,7 +41,7 @@ Watch = Callable[[int, float], None]
 class Contribution(NamedTuple):
     """The checked upload of one node, and what the node claims: its identity and its duels."""
 
-    order: Any  # of summation, which does not depend on the order of arrival
+    order: Any  # of summation, which does not depend on that of arrival: partition or device
     upload: Any
     claim: Any
 
@@ -301,7 +301,7 @@ class Channel(ABC):
         """
         # Short printable lines, so that a node cannot forge a log.
         refused = [
-            (self.name(node), _printable(self.refused[node]))
+            (self.name(node), one_line(self.refused[node])[:_MAX_REASON])
             for node in sorted(self.refused, key=self.sort_key)
         ]
         lines, play = grouped(refused), self.broadcast.play
@@ -412,10 +412,6 @@ def grouped(reasons: Iterable[tuple[str, str]]) -> list[str]:
     for name, reason in reasons:
         names.setdefault(reason, []).append(name)
     return [f"{_shown(each)}: {reason}" for reason, each in names.items()]
-
-
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text[:_MAX_REASON])
 
 
 def _shown(names: list[str]) -> str:

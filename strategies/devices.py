@@ -18,13 +18,6 @@ _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
 _NEW = -1  # `upto`: the device decides where its upload ends
 
 
-class CountedSpan(NamedTuple):
-    """The answers of one device that a contribution covers."""
-
-    device: str
-    header: DeviceUploadHeader
-
-
 class Tally(NamedTuple):
     """What one round counted.
 
@@ -88,7 +81,7 @@ class DeviceChannel(Channel):
         span = header._replace(held=0, missing=0)
         self._check_span(node, self.counted.get(device, 0), span)
         self._spans[node] = span
-        return Contribution(device, upload, CountedSpan(device, header))
+        return Contribution(device, upload, header)
 
     def _check_span(self, node: int, start: int, header: DeviceUploadHeader) -> None:
         span, most = (header.start, header.end), self.settings.devices.max_duels
@@ -156,12 +149,12 @@ class DeviceChannel(Channel):
 
     def answers(self, contribution: Contribution) -> int:
         """Return the number of the device's last answer."""
-        span: CountedSpan = contribution.claim
-        return span.header.end
+        header: DeviceUploadHeader = contribution.claim
+        return header.end
 
     def acknowledge(self) -> None:
         """Count the answers that the contributions cover."""
-        spans: list[CountedSpan] = [each.claim for each in self.accepted]
+        spans = [(each.order, each.claim) for each in self.accepted]
         new = [(device, header) for device, header in spans if header.num_duels]
         self.counted |= {device: header.end for device, header in spans}
         self.tally = Tally(
@@ -175,8 +168,7 @@ class DeviceChannel(Channel):
 
     def _held_back(self) -> str:
         """Return in words which answers devices hold back and why; empty if there are none."""
-        headers = [each.claim.header for each in self.contributions.values()]
-        headers = [header for header in headers if header.held]
+        headers = [each.claim for each in self.contributions.values() if each.claim.held]
         if not headers:
             return ""
         missing = sorted({header.missing for header in headers})

@@ -7,7 +7,7 @@ devices, helper and server can be killed before and after each durable write.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -20,13 +20,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import ConfigRecord, Message, RecordDict
-from vaults import KEY as KEY_OF_HELPER
-from vaults import SIGNER, TASK, Clock, D, Killed, Kills, Phone, key_of
+from vaults import SIGNER, TASK, Clock, D, Killed, Kills, Phone
 
 from clients.helper import sums
 from clients.helper.sums import Helper
-from fldb_flower.errors import FederationError, PrivacyError, SecureError
-from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
+from fldb_flower.errors import FederationError, SecureError
+from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.secure import KEY
@@ -42,8 +41,6 @@ from fldb_flower.secure.protocol import (
     SumRequest,
     integers_of,
     make_report,
-    mask,
-    open_seed,
 )
 from fldb_flower.secure.statistics import Shared, vector_of
 from fldb_flower.settings import from_flat, to_flat
@@ -360,28 +357,27 @@ class SecureFederation:
             assert ledger.spent() <= most * (1.0 + 1e-9)
 
 
-class FakeHelper:
-    """A helper without noise that records what it is asked, and may add to the first values."""
+class QuietHelper:
+    """A real helper without noise that records what it is asked, and may add to the first values.
+
+    It also answers about reports that it cannot open.
+    """
 
     def __init__(self, shift: int = 0) -> None:
-        self.asked: list[SumRequest] = []
-        self.private, self.shift = KEY_OF_HELPER, shift
+        self.asked, self._shift = list[SumRequest](), np.uint64(shift)
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        self._helper = Helper(folder, SIGNER, noise=no_noise, min_reports=0)
 
     def key(self) -> HelperKey:
-        return replace(key_of(), expires=int(time.time()) + 1000).sign(SIGNER)
+        return self._helper.keys()
 
     def sums(self, request: SumRequest) -> SumAnswer:
         self.asked.append(request)
-        seeds = [open_seed(request.header, each, self.private) for each in request.sealed]
-        sums = np.zeros((len(request.sizes), request.header.numbers), np.uint64)
-        groups = np.repeat(np.arange(len(request.sizes)), request.sizes)
-        for seed, group in zip(seeds, groups, strict=True):
-            if seed is not None:
-                sums[group] += mask(seed, request.header.numbers)
-        sums[:, 0] += np.uint64(self.shift)
-        refused = tuple(place for place, seed in enumerate(seeds) if seed is None)
-        answer = SumAnswer(hashlib.sha256(request.to_bytes()).digest(), refused, sums)
-        return SumAnswer.from_bytes(answer.to_bytes(), request)
+        answer = SumAnswer.from_bytes(self._helper.answer(request.to_bytes()), request)
+        sums = answer.sums.copy()
+        sums[:, 0] += self._shift
+        return replace(answer, sums=sums)
 
 
 class ServerAlone:
@@ -395,15 +391,12 @@ class ServerAlone:
         **values: Any,
     ) -> None:
         self.settings = from_flat({**RUN, "privacy-clip": 2.0, **values}, "a test")
-        self.helper, self.numbers = helper or FakeHelper(), list[int]()
-        self.most = 10**6  # exchanges
+        self.helper, self.numbers = helper or QuietHelper(), list[int]()
         planned: Any = SimpleNamespace(multiplier=multiplier, spend=self._spend)
         self.nodes = SecureChannel(self.settings, self.helper, TASK, planned, noise)
         self.form = self.nodes.form
 
     def _spend(self, number: int) -> int:
-        if len(self.numbers) == self.most:
-            raise PrivacyError("privacy.epsilon=3 is spent")
         self.numbers.append(max(number, *self.numbers, 0) + 1)
         return self.numbers[-1]
 
@@ -413,21 +406,18 @@ class ServerAlone:
         self.nodes.broadcast = broadcast
         for node in nodes:
             if not self.nodes.device_at(node):
-                assert self.reply(node, broadcast, Reply(HELLO, device(node))) is None
+                assert self.reply(node, Reply(HELLO, device(node))) is None
         self.nodes.disputes([*nodes])
-        return self.requests(nodes)
-
-    def requests(self, nodes: Iterable[int]) -> list[Request]:
         contents: Any = self.nodes.contents([*nodes])
         return [Request.from_bytes(each["config"][KEY]) for each in contents]
 
-    def reply(self, node: int, broadcast: Broadcast, reply: Reply) -> Any:
-        content = RecordDict({"config": ConfigRecord({KEY: reply.to_bytes()})})
-        self.nodes.broadcast = broadcast
-        return self.nodes.check(node, SimpleNamespace(content=content))  # type: ignore[arg-type]
+    def reply(self, node: int, reply: Reply) -> Any:
+        content: Any = RecordDict({"config": ConfigRecord({KEY: reply.to_bytes()})})
+        message: Any = SimpleNamespace(content=content)
+        return self.nodes.check(node, message)
 
     def report(
-        self, node: int, request: Request, broadcast: Broadcast, integers: IntArray,
+        self, node: int, request: Request, integers: IntArray,
         public: X25519PublicKey | None = None,
     ) -> Any:  # fmt: skip
         """Send a report, sealed for the helper or for another public key."""
@@ -435,19 +425,18 @@ class ServerAlone:
         assert request.key is not None
         public = public or request.key.verified(SIGNER.public_key(), time.time())
         report = make_report(request.header, integers, public).to_bytes()
-        reply = Reply(REPORT, device(node), report=report, digest=request.header.digest)
-        return self.reply(node, broadcast, reply)
+        return self.reply(node, Reply(REPORT, device(node), "", report, request.header.digest))
 
-    def exchange(self, broadcast: Broadcast, uploads: list[Any]) -> Upload:
+    def exchange(self, broadcast: Broadcast, uploads: list[Any]) -> Any:
         """Carry out and count an exchange with a device per upload, or vector of integers."""
         nodes, contributions = range(1, len(uploads) + 1), []
         requests = self.ask(broadcast, nodes)
         self.units = Shared.from_bytes(requests[0].broadcast).units
         for node, request, upload in zip(nodes, requests, uploads, strict=True):
             values = upload
-            if isinstance(upload, Upload | ShareUpload):
+            if isinstance(upload, Upload):
                 values = integers_of(vector_of(upload, broadcast, self.units, self.form))
-            contributions.append(self.report(node, request, broadcast, values))
+            contributions.append(self.report(node, request, values))
         self.nodes.contributions = dict(enumerate(contributions))
         total = self.nodes.total()
         self.nodes.acknowledge()

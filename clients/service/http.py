@@ -44,7 +44,7 @@ from fldb_flower.system.startup import leave
 BINARY = "application/octet-stream"
 _LOG = logging.getLogger("uvicorn.error")
 _LOGGERS = ("uvicorn.error", "uvicorn.access", "asyncio")
-_PERIOD = 60  # seconds between two reports of a Limiter
+_TICKS = 600  # tenths of a second between two reports of a Limiter
 _MOST = 3  # records of a kind in each period
 
 
@@ -153,10 +153,6 @@ def serve(
     app: Any, listener: socket.socket, limits: Limits, limiter: Limiter, **options: Any
 ) -> None:
     """Serve an application with these limits, and uvicorn's options, until a signal stops it."""
-
-    async def notify() -> None:
-        limiter.report()
-
     config = uvicorn.Config(
         app,
         http=type("Connection", (_Connection,), {"limits": limits}),
@@ -166,19 +162,29 @@ def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
-        callback_notify=notify,
-        timeout_notify=_PERIOD,
         **options,
     )
     with limiter.installed():
-        _Server(config).run(sockets=[listener])
+        _Server(config, limiter).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """A server that ends at once on a second signal."""
+    """A server that looks at its connections every tenth of a second."""
+
+    def __init__(self, config: uvicorn.Config, limiter: Limiter) -> None:
+        super().__init__(config)
+        self._limiter = limiter
+
+    async def on_tick(self, counter: int) -> bool:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _Connection):
+                connection.update()
+        if counter % _TICKS == 0:
+            self._limiter.report()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
+        if self.should_exit:  # a second signal
             leave(sig, "stopped without waiting for open requests")
         super().handle_exit(sig, frame)
 
@@ -187,64 +193,40 @@ class _Connection(H11Protocol):
     """A connection that is closed if its client does not send or read in time."""
 
     limits: Limits
-    since = 0.0  # time of the last change of what the connection waits for
     _waiting: tuple[str, object] | None = None
-    _deadline: asyncio.TimerHandle | None = None
+    _since: float  # time of the last change of what the connection waits for
+    _read = 0  # how often the client has read what was waiting
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._update()
+        self._since = time.monotonic()
         if len(self.connections) > self.limits.connections:
             self._make_room()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_deadline()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._update()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()  # which may begin the next request
-        self._update()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._update()
-
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._update()
+        self._read += 1
 
-    def _update(self) -> None:
-        """Begin a deadline if the connection waits for something else than before."""
-        waiting = self._awaited()
-        if waiting == self._waiting:
-            return
-        self._waiting, self.since = waiting, time.monotonic()
-        self._stop_deadline()
-        if waiting is not None and waiting[0] != _BODY:  # Guard replies to a late body
-            self._deadline = self.loop.call_later(self.limits.seconds, self._abort, waiting[0])
+    def update(self) -> None:
+        """Note what the connection waits for; close it if that has not changed for too long."""
+        waiting, now, limit = self._awaited(), time.monotonic(), self.limits.seconds
+        if waiting != self._waiting:
+            self._waiting, self._since = waiting, now
+        elif waiting is not None and waiting[0] != _BODY and now > self._since + limit:
+            if waiting[0] == _READER:
+                _LOG.warning("replies were not read within %g s: closed", limit)
+            elif self.conn.trailing_data[0]:  # the beginning of a request
+                _LOG.warning("a request's head did not arrive within %g s: closed", limit)
+            self.transport.abort()
 
     def _awaited(self) -> tuple[str, object] | None:
         """Return what the connection waits for, and of which request; None while it is served."""
         if self.flow.write_paused or self.transport.is_closing():
-            return _READER, None
+            return _READER, self._read
         if self.cycle is None or self.cycle.response_complete:
             return _HEAD, self.cycle
+        # Guard replies to a late body.
         return (_BODY, self.cycle) if self.conn.their_state is h11.SEND_BODY else None
-
-    def _stop_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-
-    def _abort(self, waiting: str) -> None:
-        if waiting == _READER:
-            _LOG.warning("replies were not read within %g s: closed", self.limits.seconds)
-        elif self.conn.trailing_data[0]:  # the beginning of a request
-            _LOG.warning("a request's head did not arrive within %g s: closed", self.limits.seconds)
-        self.transport.abort()
 
     def _is_kept(self) -> bool:
         """Return whether the service works on a request with the token, with no reply yet."""
@@ -254,12 +236,14 @@ class _Connection(H11Protocol):
 
     def _make_room(self) -> None:
         others = [each for each in self.connections if isinstance(each, _Connection)]
+        for each in others:
+            each.update()
         closable = [each for each in others if each is not self and not each._is_kept()]
         if not closable:
             self.app = service_unavailable
             _LOG.warning("all %d connections are busy: a new one is refused", len(others) - 1)
             return
-        oldest = min(closable, key=lambda each: each.since)
+        oldest = min(closable, key=lambda each: each._since)
         self.connections.discard(oldest)
         oldest.transport.abort()
         _LOG.warning(

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 from clients import validation
-from clients.validation import Features, Model
+from clients.validation import Features, Model, described
 
 MAX_ARMS, MAX_ANSWERS = 10_000, 10_000
 
 _EXPIRES = "Expiry time, in seconds since 1970, by the device's clock when the duel was proposed."
 _ANSWERED = "Identifies the duel when it is answered."
 _ID = "Zm9vYmFyYmF6cXV4"
-
-
-def described(text: str, example: object, default: Any = ...) -> Any:
-    """Return a field with its description and an example for /docs."""
-    return Field(default=default, description=text, examples=[example])
 
 
 class Arms(validation.Arms):

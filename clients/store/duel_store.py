@@ -20,19 +20,20 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from clients.store.check import check
 from clients.store.database import EXTRA, MAX_ANSWERS, Database
 from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
-from fldb_flower.errors import DataError, FldbError, OutputError
+from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.linalg.linear import pack_symmetric, unpack_symmetric
+from fldb_flower.linalg.linear import make_form, pack_symmetric, unpack_symmetric
+from fldb_flower.settings import SELECTION_SETTINGS, Settings
 
 LONGEST_STEP = 366 * 24 * 3600.0
 """Seconds; an uptime that is further ahead is that of another device, and counts as no time."""
@@ -121,6 +122,15 @@ class Synchronization:
     prior: CommonPrior | None = None  # of FLDB-Personal
 
 
+def selection_settings(parameters: Mapping[str, Any], dimension: int) -> Settings:
+    """Return the settings with which a device selects, from those of a server's run."""
+    # A newer server may have other settings.
+    chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
+    if str(chosen.get("algorithm")) not in ALGORITHMS:  # only registered in the ClientApp's process
+        chosen.pop("algorithm", None)
+    return replace(Settings(), dimension=dimension, **chosen)
+
+
 def duel_key(difference: FloatArray) -> bytes:
     """Return what identifies a duel: its difference up to the sign."""
     sign = np.sign(difference[difference != 0.0][:1]).sum()
@@ -187,11 +197,23 @@ class DuelStore(Database):
         self._uptime = uptime or (system_uptime if clock is time.time else clock)
         super().__init__(path)
         try:
-            check(self)
+            self.check()
+            self._check_estimate()
             self.device_id = str(self.value("SELECT id FROM device"))
         except BaseException:
             self.close()
             raise
+
+    def _check_estimate(self) -> None:
+        d, query = self.dimension or 0, "SELECT information, parameters, prior FROM synchronized"
+        for information, parameters, prior in self.rows(query):
+            try:
+                form = make_form(selection_settings(json.loads(parameters), d))
+            except SettingsError as reason:
+                raise self.damaged(f"synchronized.parameters: {reason}") from None
+            size = 8 * (form.size if prior is None else d * (d + 1) // 2)
+            if len(information) != size:
+                raise self.damaged(f"synchronized.information must have {size} bytes")
 
     def backup(self, path: str | Path) -> None:
         """Write a copy into a new file; other processes may use the store meanwhile.

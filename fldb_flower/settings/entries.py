@@ -72,18 +72,24 @@ def setting(default: Any, valid: Limits | Collection[str], *words: str) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """One declared setting; ``attribute`` is Python's spelling, ``environment.sigma``, ``lambda_``.
+    """One declared setting: a field of a group's dataclass, or of the whole (``group=""``).
 
     ``kind`` is bool, int, float or str; ``words`` are valid besides the numbers in ``limits``.
     """
 
-    attribute: str
+    group: str
+    field: str
     default: Any
     kind: type
     help: str
     limits: Limits
     choices: Collection[str]
     words: tuple[str, ...]
+
+    @property
+    def attribute(self) -> str:
+        """Python's spelling: ``environment.sigma``, and ``lambda_``."""
+        return f"{self.group}.{self.field}" if self.group else self.field
 
     @property
     def dotted(self) -> str:
@@ -100,20 +106,10 @@ class Entry:
         """Flower's spelling: ``environment-sigma``."""
         return self.keyword.rstrip("_").replace("_", "-")
 
-    @functools.cached_property
+    @property
     def path(self) -> tuple[str, ...]:
         """The keys in Hydra's configuration."""
         return tuple(self.dotted.split("."))
-
-    @functools.cached_property
-    def group(self) -> str:
-        """The name of the group's field; empty for a setting without a group."""
-        return self.attribute.rpartition(".")[0]
-
-    @functools.cached_property
-    def field(self) -> str:
-        """The name of the dataclass field."""
-        return self.attribute.rpartition(".")[2]
 
     def value(self, settings: Any) -> Any:
         """Return this setting's value."""
@@ -179,7 +175,8 @@ def entries_of(cls: Any) -> tuple[Entry, ...]:
         is_number = kind in (int, float)
         entries.append(
             Entry(
-                f"{cls.group_name}.{name}".lstrip("."),
+                cls.group_name,
+                name,
                 item.default,
                 kind,
                 help=" ".join(texts[name.rstrip("_")].split()),

@@ -92,7 +92,7 @@ def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the same of settings of certain algorithms; what an added one uses is not known."""
     name, other = values.get("algorithm"), partial(_other, values)
-    this, entry = f"algorithm={name}", ALGORITHMS.get(name)
+    this, entry = f"algorithm={name}", ALGORITHMS.get(str(name))
     is_own = entry is not None and name not in ALGORITHMS.added
     not_selected = "" if values.get("environment.play") != "predict" else "environment.play=predict"
     for names, kinds in (

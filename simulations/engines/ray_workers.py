@@ -29,7 +29,7 @@ REPLAYED = 32  # exchanges after which the state of the agents is saved again, a
 ATTEMPTS = 4  # of a call if actors are lost
 START_SECONDS = 300.0  # for all actors to start
 _RELEASE_SECONDS, _POLL_SECONDS, _CONNECT_SECONDS = 20.0, 0.05, 10.0
-_CATALOGUES: tuple[Catalogue[Any], ...] = (ALGORITHMS, SELECTIONS, ENVIRONMENTS)
+_CATALOGUES: tuple[Catalogue, ...] = (ALGORITHMS, SELECTIONS, ENVIRONMENTS)
 _LOG = logging.getLogger("fldb_flower")
 
 

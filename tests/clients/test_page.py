@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 import uvicorn
-from accessibility import violations
 from browsers import (  # noqa: F401 - two of them are fixtures
     browser,
     chrome,
@@ -26,6 +26,7 @@ from browsers import (  # noqa: F401 - two of them are fixtures
     keys,
     messages,
     texts,
+    violations,
 )
 from test_service import TOKEN, TRAINS, recorded
 from vaults import configure
@@ -710,6 +711,23 @@ WIDTHS = {
     "wide": {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False},
     "phone": {**PHONE, "width": 390},
 }
+
+
+GOOD = """<!doctype html><html lang="en"><title>A page</title>
+<main><h1>A page</h1><p>Text</p><img alt="A dot" src="data:image/gif;base64,AAAA"></main></html>"""
+
+
+def test_axe_core_finds_violations(browser):  # noqa: F811 - the fixture
+    for changed, into, rule in [
+        ("", "", None),
+        (' lang="en"', "", "html-has-lang"),
+        (' alt="A dot"', "", "image-alt"),
+        ("<p>", '<p style="color: #ccc; background: #fff">', "color-contrast"),
+        ("<p>Text</p>", "<button></button>", "button-name"),
+    ]:
+        browser.get("data:text/html," + quote(GOOD.replace(changed, into)))
+        found = violations(browser)
+        assert {line.split(":")[0] for line in found} == ({rule} if rule else set())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import device_request, examples, nested
-from faulty_grid import Faults, FaultyGrid
+from faulty_grid import FaultyGrid
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -25,7 +25,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import unpack_arrays
 from fldb_flower.linalg.linear import Form
-from fldb_flower.settings import from_flat, from_nested, to_flat
+from fldb_flower.settings import from_flat, from_nested
 from fldb_flower.wire import decode_upload
 from strategies import DuelingStrategy
 from strategies.simulated import SimulatedChannel
@@ -427,9 +427,7 @@ def test_faults_of_simulated_agents_keep_the_sums(seed):
     values = {"num_agents": 7, "horizon": 12, "num_arms": 4, "dimension": D, "tau": 3}
     values |= {"quorum": 0.3, "algorithm": "fldb_personal", "seed": seed, "dropout": 0.3}
     chosen = from_nested(nested(**values, engine__name="inprocess", engine__num_nodes=3), "a test")
-    grid = FaultyGrid(
-        chosen, to_flat(chosen), Faults(late=0.2, duplicate=0.3, reorder=0.5, crash=0.2, past=0.2)
-    )
+    grid = FaultyGrid(chosen, late=0.2, duplicate=0.3, reorder=0.5, crash=0.2, past=0.2)
     checked = []
 
     class Watched(DuelingStrategy):

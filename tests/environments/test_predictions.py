@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import nested
-from faulty_grid import Faults, FaultyGrid
+from faulty_grid import FaultyGrid
 
 from fldb_flower.algorithms import run_algorithm
 from fldb_flower.bandit.duels import prediction_sums
@@ -15,7 +15,7 @@ from fldb_flower.bandit.preference import logistic
 from fldb_flower.federation.agents import AgentGroup, agents_of_node
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest
 from fldb_flower.federation.history import History
-from fldb_flower.settings import from_nested, to_flat
+from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 from simulations.run import run
 from strategies import make_strategy
@@ -194,8 +194,8 @@ def test_lost_late_and_repeated_replies_count_each_prediction_once(monkeypatch):
 
     monkeypatch.setattr(SimulatedChannel, "acknowledge", acknowledging)
     history = History(T)
-    faults = Faults(late=0.3, duplicate=0.3, reorder=0.5, crash=0.2, past=0.2)
-    make_strategy(chosen, history).start(FaultyGrid(chosen, to_flat(chosen), faults))
+    faults = {"late": 0.3, "duplicate": 0.3, "reorder": 0.5, "crash": 0.2, "past": 0.2}
+    make_strategy(chosen, history).start(FaultyGrid(chosen, **faults))
     assert any(row.replied < row.asked for row in history.participation)
     expected = np.zeros((T, 5))
     for partition, last in covered.items():

@@ -8,10 +8,10 @@ import pytest
 
 import common
 import exchange
-import liars
 import measured
 import personal
 import refits
+import robust
 import secure
 import table as tables
 from fldb_flower.bandit.estimate import VARIANCES
@@ -128,10 +128,10 @@ def test_an_exchange_of_secure_sums_by_hand(monkeypatch):
 
 def test_a_dishonest_device_of_secure_sums(monkeypatch):
     """Without a lie, the run is that of the engine; a longer lie does more harm."""
-    monkeypatch.setitem(liars.COMMON, "horizon", 30)
-    found = [liars.regret((liars.Case(12, 50.0, lie), 0)) for lie in liars.LIES]
+    monkeypatch.setitem(robust.SECURE, "horizon", 30)
+    found = [robust.regret(robust.SecureCase(12, 50.0, lie), 0) for lie in robust.LIES]
     privacy = {"epsilon": 50.0, "parties": 2, "clip": 3.0}
-    values = {**liars.COMMON, "num_agents": 12, "seed": 0, "privacy": privacy}
+    values = {**robust.SECURE, "num_agents": 12, "seed": 0, "privacy": privacy}
     history = History(30)
     vectorized.run(from_nested(values, "a test"), history)
     assert found[0] == round(history.regret, 4)
@@ -139,7 +139,7 @@ def test_a_dishonest_device_of_secure_sums(monkeypatch):
     settings = from_nested(values, "a test")
     deviation = math.sqrt(2.0) * ReleasePlan(settings).multiplier
     shortened = 12 + deviation * (math.sqrt(5 + 15 + 15 + 1) + 8.0)
-    assert liars.longest_lie(settings) == pytest.approx(min(shortened, 12 + 80.0 * deviation))
+    assert robust.longest_lie(settings) == pytest.approx(min(shortened, 12 + 80.0 * deviation))
 
 
 @pytest.mark.exhaustive

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import ndtr
-from secure_federation import RUN, FakeHelper, Link, ServerAlone, no_noise
+from secure_federation import RUN, Link, QuietHelper, ServerAlone, no_noise
 from vaults import (
     SIGNER,
     Clock,
@@ -469,7 +469,7 @@ def test_what_the_server_uses_has_the_noise_of_both_parties(tmp_path, is_hostile
     """And that of the server, if the helper adds none and knows the sum."""
     sampler = only(discrete_gaussian, MULTIPLIER * SCALE)
     link = Link(tmp_path / "helper", Clock(time.time()), sampler)
-    helper = FakeHelper() if is_hostile else link
+    helper = QuietHelper() if is_hostile else link
     vector = noise_of(ServerAlone(sampler, MULTIPLIER, helper, dimension=WIDE), WIDE)
     link.helper.close()
     assert len(vector) == 55_945
@@ -494,7 +494,7 @@ def test_each_value_has_the_noise_of_both_parties(tmp_path):
 def test_a_decision_about_a_sum_has_the_noise_of_the_server():
     """A helper that shifts the trial to the limit learns no exact number from what follows."""
     deviation = math.sqrt(2.0) * 10.0 * MULTIPLIER
-    helper = FakeHelper(round((1.0 + FAR * deviation) * SCALE))
+    helper = QuietHelper(round((1.0 + FAR * deviation) * SCALE))
     server = ServerAlone(discrete_gaussian, MULTIPLIER, helper)
     for _ in range(60):
         with contextlib.suppress(RoundAbandonedError):  # the parts are shifted as well

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, RecordDict
 from secure_federation import CLIP, RUN, SecureFederation, ServerAlone, TinyNoise, device
-from vaults import STEPS, D, Killed, common, share_by_hand
+from vaults import SIGNER, STEPS, D, Killed, common, share_by_hand
 
 from fldb_flower.algorithms.personal import FLDBPersonal
 from fldb_flower.algorithms.schedules import Round
@@ -310,8 +310,11 @@ def test_a_helper_with_another_signing_key_opens_nothing(tmp_path):
 
 
 def test_no_more_exchanges_than_planned_also_over_restarts(tmp_path):
-    """Of four exchanges, one fails and two are of servers that are killed; one round is counted."""
+    """Of four exchanges, one is counted, one fails and two are of servers that are killed."""
     with SecureFederation(tmp_path, **{"devices-rounds": 4}) as federation:
+        federation.answer(count=1)
+        with federation.serving() as server:
+            assert federation.round(server)
         federation.answer(count=1)
         federation.helper.fault = lambda _kind: "gone"
         with federation.serving() as server:
@@ -322,9 +325,7 @@ def test_no_more_exchanges_than_planned_also_over_restarts(tmp_path):
                 federation.round(server)
         federation.helper.fault = lambda _kind: "none"
         with federation.serving() as server:
-            assert federation.round(server)
-            assert server.strategy.history.openings == 4
-            federation.answer(count=1)
+            assert server.strategy.history.openings == 4  # and 1 in the checkpoint
             for _ in range(2):
                 with pytest.raises(PrivacyError, match=r"privacy\.epsilon=3 is spent: .* 4 sums"):
                     federation.round(server)
@@ -565,14 +566,15 @@ def test_reports_that_the_helper_cannot_open_are_not_in_the_sum():
     server, stranger = ServerAlone(), X25519PrivateKey.generate()
     first, second = server.ask(ASKED, [1, 2])
     integers = np.ones(first.header.numbers, np.int64)
-    good = server.report(1, first, ASKED, integers)
-    bad = server.report(2, second, ASKED, integers, stranger.public_key())
+    good = server.report(1, first, integers)
+    bad = server.report(2, second, integers, stranger.public_key())
     server.nodes.contributions = {1: good, 2: bad}
     server.nodes.total()
     server.nodes.acknowledge()
     assert set(server.nodes.counted) == {device(1)}
     assert [len(each.sealed) for each in server.helper.asked] == [2, 1]
-    server.nodes.contributions = {2: bad}
+    (second,) = server.ask(ASKED, [2])
+    server.nodes.contributions = {2: server.report(2, second, integers, stranger.public_key())}
     with pytest.raises(RoundAbandonedError, match="could open no report"):
         server.nodes.total()
 
@@ -606,12 +608,15 @@ def test_a_reply_for_something_else_is_refused():
     """One device must not end the run: the others are charged for the exchange."""
     server = ServerAlone()
     (request,) = server.ask(ASKED, [1])
-    integers, public = np.ones(request.header.numbers, np.int64), server.helper.private.public_key()
+    integers, public = (
+        np.ones(request.header.numbers, np.int64),
+        request.key.verified(SIGNER.public_key(), 0.0),
+    )
     good = make_report(request.header, integers, public).to_bytes()
     fields = {"kind": REPORT, "device": device(1), "report": good, "digest": request.header.digest}
     for changes in ({"digest": bytes(32)}, {"report": good[:-1]}, {"device": "x"}):
         with pytest.raises(UploadError) as error:
-            server.reply(1, ASKED, Reply(**{**fields, **changes}))
+            server.reply(1, Reply(**{**fields, **changes}))
         assert not error.value.is_final
     for content in ([0, 0, 0, 0], [1.5], [True], "x", 7, b""):
         record = RecordDict({"config": ConfigRecord({KEY: content})})
@@ -623,7 +628,7 @@ def test_a_refusal_is_not_asked_again():
     server = ServerAlone()
     server.ask(ASKED, [1])
     with pytest.raises(UploadError, match="budget") as error:
-        server.reply(1, ASKED, Reply(REFUSED, device(1), reason="the budget is spent"))
+        server.reply(1, Reply(REFUSED, device(1), reason="the budget is spent"))
     assert error.value.is_final
 
 

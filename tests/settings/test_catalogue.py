@@ -170,7 +170,7 @@ def test_a_registered_algorithm_states_what_it_is_able_to():
 
 def test_names_of_the_package_are_fixed_and_others_can_be_replaced():
     for target in (FLDBOGD, "fldb_flower.algorithms.ons:FLDBONS"):
-        assert ALGORITHMS.register("mine", target) is target
+        ALGORITHMS.register("mine", target)
     assert ALGORITHMS.load("mine").__name__ == "FLDBONS"
     assert ALGORITHMS.added == {"mine"}
 
