@@ -359,7 +359,7 @@ def test_an_extended_sweep_has_the_same_bytes_and_keeps_finished_jobs(swept, tmp
     (tmp_path / "notes").mkdir()
     done = sweep(tmp_path, words=("-m", "tau=1,0,2,3", "seed=0", *SIZES))
     assert done.returncode == 1
-    assert done.stderr.startswith("error: job tau=0 seed=0: tau=0 (from the command line")
+    assert done.stderr.startswith("error: job tau=0: tau=0 (from the command line")
     before = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
     done = sweep(tmp_path, f"hydra/launcher={launcher}", "resume=true")
     assert done.returncode == 0, done.stderr
