@@ -11,7 +11,7 @@ import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, scale_of
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, private_prior
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
 from fldb_flower.federation.exchange import (
@@ -40,14 +40,6 @@ _MOST_AGENTS = 1e15  # each M_i is at most I / v
 _MOST_LOGIT = 1e3  # of a typical duel
 
 _LOG = logging.getLogger(__name__)
-
-
-def private_prior(prior: CommonPrior, settings: Settings) -> CommonPrior:
-    """Return the prior with the lower limit of v and the fixed scale of privacy, if any."""
-    if settings.clip is None:
-        return prior
-    variance = max(prior.variance, settings.privacy.min_variance)
-    return prior._replace(variance=variance, scale=float(scale_of(settings.clip**2)))
 
 
 def _largest(numbers: Array) -> float:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from fldb_flower.deployment.keys import CA, DEVICES, SERVER, SERVER_KEY, create, create_helper_key
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError, OutputError
-from fldb_flower.system.files import read_part
+from fldb_flower.system.files import read_part, reported
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
 
 FEDERATION, PUBLIC, VAULT, NODE_TOKEN = "local", "helper.pub", "vault.toml", "node.token"
@@ -172,10 +172,8 @@ class LocalFederation:
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         keys = self.folder / "keys"
-        try:
+        with reported(OutputError, f"use {folder}"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot use {folder}: {error.strerror}") from None
         if options is None:
             database = str(self.folder / "superlink.db")
             options = ["--enable-supernode-auth", "--database", database]

@@ -226,21 +226,22 @@ class Nodes:
 
     def _serve(self, reply: Callable[[Message], RecordDict], connected: threading.Event) -> None:
         try:
-            with http_request_response(*self._link) as (_, receive, send, _, _, *parts):
+            with http_request_response(*self._link) as link:
+                _, receive, send, _, _, pull, push, confirm = link
                 connected.set()
                 while not self._closed.is_set():
                     if (found := receive()) is None:
                         self._closed.wait(POLL_SECONDS)
                         continue
-                    message = _received(*found, *parts)
-                    _send(Message(reply(message), reply_to=message), send, parts[1])
+                    message = _received(*found, pull, confirm)
+                    _send(Message(reply(message), reply_to=message), send, push)
         except BaseException as error:  # Flower exits; whoever waits for the nodes reports it
             self.failure = self.failure or error
         connected.set()
 
 
 def _received(
-    stub: Message, tree: Any, pull: Callable[..., bytes], _push: Any, confirm: Callable[..., None]
+    stub: Message, tree: Any, pull: Callable[..., bytes], confirm: Callable[..., None]
 ) -> Message:
     """Receive the parts of a message, and confirm it."""
     run, keys = stub.metadata.run_id, [each.object_id for each in iterate_object_tree(tree)]

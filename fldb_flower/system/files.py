@@ -69,7 +69,7 @@ def reported(error: type[FldbError], action: str) -> Iterator[None]:
     try:
         yield
     except OSError as reason:
-        raise error(f"cannot {action}: {reason.strerror}") from None
+        raise error(f"cannot {action}: {reason_of(reason)}") from None
 
 
 def make_folder(folder: Path) -> None:

@@ -80,9 +80,9 @@ raise SystemExit(3)  # the actors are still there
 def test_local_workers_write_the_same_bytes_and_end_with_the_program(tmp_path):
     environment = {**os.environ, "OWNER_OF_PROCESSES": str(tmp_path)}
     environment.pop("RAY_ADDRESS", None)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), json.dumps(SIZES)]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), json.dumps(SIZES)],
-        check=False, capture_output=True, text=True, env=environment, timeout=600,
+        command, check=False, capture_output=True, text=True, env=environment, timeout=600,
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (3, "")
