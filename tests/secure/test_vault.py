@@ -633,18 +633,6 @@ def test_two_stores_with_one_ledger_never_undercount(tmp_path, clock):
     assert phones[0].ledger.spent() == pytest.approx(sum(answered) * COST / multiplier**2)
 
 
-def test_a_vault_waits_for_the_lock(phone):
-    done = []
-    thread = threading.Thread(target=lambda: done.append(phone.ask(request)))
-    request = ask_for(phone)
-    with LedgerFile(phone.config.ledger).locked():
-        thread.start()
-        thread.join(0.3)
-        assert not done
-    thread.join(30)
-    assert done[0].kind == REPORT
-
-
 def test_the_ledger_is_readable_by_its_owner_only(phone):
     phone.opened(ask_for(phone))
     for path in (phone.config.ledger, phone.config.ledger.with_name("vault.ledger.lock")):
