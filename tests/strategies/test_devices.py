@@ -565,7 +565,7 @@ def message_of(store, estimate, theta_hat=None, **changes):
     return vector, {name: value for name, value in config.items() if value is not MISSING}
 
 
-MISSING = object()
+MISSING = "no value"
 COMMON = Estimate(np.array([1.0, -2.0, 0.5]), 20.0 * np.eye(D))
 PRIOR = CommonPrior(20.0 * np.eye(D), np.array([20.0, -40.0, 10.0]), 0.1, 1.0)
 UNUSABLE = {
@@ -581,25 +581,23 @@ UNUSABLE = {
     "large scale": (PRIOR._replace(scale=1e300), {}),
     "large c": (PRIOR._replace(shift=np.full(D, 1e200)), {}),
     "large sum": (PRIOR._replace(precision=1e200 * np.eye(D)), {}),
-    "text duels": (COMMON, {"duels": "x"}),
-    "no duels": (COMMON, {"duels": MISSING}),
-    "negative duels": (COMMON, {"duels": -1}),
-    "many duels": (PRIOR, {"duels": 2**60}),
-    "real counted": (COMMON, {"counted": 1.0}),
-    "boolean counted": (COMMON, {"counted": True}),
-    "no counted": (PRIOR, {"counted": MISSING}),
-    "unsent counted": (COMMON, {"counted": 2}),
-    "distant counted": (COMMON, {"counted": 9}),
-    "huge counted": (COMMON, {"counted": 2**60}),
-    "list upto": (PRIOR, {"upto": [3]}),
-    "no upto": (COMMON, {"upto": MISSING}),
-    "number as device": (COMMON, {"device": 5}),
-    "no device": (COMMON, {"device": MISSING}),
-    "no header": (COMMON, {"header": MISSING}),
-    "short header": (COMMON, {"header": [4, 4, 1]}),
-    "text in the header": (COMMON, {"header": [4, "x", 1, 0, 0, 0, 0]}),
-    "unknown kind": (COMMON, {"header": [4, 4, 7, 0, 0, 0, 0]}),
-    "header of another kind": (COMMON, {"header": [4, 4, 2, 0, 0, 0, 0]}),
+    **{
+        f"{name} = {value}": (COMMON, {name: value})
+        for name, values in {
+            "duels": ("x", MISSING, -1, 2**60),
+            "counted": (1.0, True, MISSING, 2, 9, 2**60),
+            "upto": ([3], MISSING),
+            "device": (5, MISSING),
+            "header": (
+                MISSING,
+                [4, 4, 1],
+                [4, "x", *[0] * 5],
+                [4, 4, 7, *[0] * 4],
+                [4, 4, 2, *[0] * 4],
+            ),
+        }.items()
+        for value in values
+    },
 }
 
 
