@@ -36,15 +36,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fldb_flower.bandit.duels import OUTCOMES
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate
+from fldb_flower.bandit.estimate import CommonPrior, Estimate
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import (
+    MATRICES,
+    NUMBERS,
     AnyUpload,
     Broadcast,
     Outcomes,
     PlayRequest,
     ShareUpload,
     Upload,
+    length_of,
 )
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.linear import Form, pack
@@ -222,44 +225,31 @@ def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) ->
 
 def encode_upload(upload: AnyUpload, broadcast: Broadcast) -> FloatArray:
     """Return the statistics of an upload as one vector; outcomes travel beside it."""
-    if isinstance(upload, ShareUpload):
-        numbers = np.array([upload.squares, upload.members])
-        return _vector([upload.shift, pack(upload.precision), upload.losses, numbers])
-    if broadcast.theta_hat is None:
-        return _vector([])
-    parts = [upload.gradient, pack(upload.information)]
-    if upload.hessian is not None:
-        parts.append(pack(upload.hessian))
-    if upload.loss is not None:
-        parts.append(np.array([upload.loss]))
-    return _vector(parts)
+    parts = [(name, getattr(upload, name)) for name in broadcast.parts]
+    return _vector([pack(part) if name in MATRICES else np.ravel(part) for name, part in parts])
 
 
 def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form) -> Any:
     """Invert :func:`encode_upload`; raise UploadError for a wrong shape, dtype or number."""
-    size, d = broadcast.sizes(form)[0], form.dimension
+    parts = broadcast.parts
+    lengths = [length_of(part, form) for part in parts]
     if vector.dtype != np.float64:
         raise UploadError(f"dtype {vector.dtype} instead of float64")
-    if vector.shape != (size,):
-        raise UploadError(f"shape {vector.shape} instead of {(size,)}")
+    if vector.shape != (sum(lengths),):
+        raise UploadError(f"shape {vector.shape} instead of {(sum(lengths),)}")
     with np.errstate(over="ignore", invalid="ignore"):  # raised below as an error
         square = float(vector @ vector)  # one fast pass, which overflow fails too
     if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
-    if broadcast.shares:
-        shift, matrix, losses, numbers = _parts(vector, [d, form.size, len(VARIANCES), 2])
-        return ShareUpload(num_duels, form.unpack(matrix), shift, losses, *numbers.tolist())
-    if broadcast.theta_hat is None:
-        return Upload(num_duels, np.zeros(d), form.zeros())
-    lengths = [d, form.size, form.size * broadcast.hessian, int(broadcast.loss)]
-    gradient, information, hessian, loss = _parts(vector, lengths)
-    return Upload(
-        num_duels=num_duels,
-        gradient=gradient,
-        information=form.unpack(information),
-        hessian=form.unpack(hessian) if broadcast.hessian else None,
-        loss=float(loss[0]) if broadcast.loss else None,
-    )
+    if not parts:
+        return Upload(num_duels, np.zeros(form.dimension), form.zeros())
+    values: dict[str, Any] = dict(zip(parts, _parts(vector, lengths), strict=True))
+    for name in parts:
+        if name in MATRICES:
+            values[name] = form.unpack(values[name])
+        elif name in NUMBERS:
+            values[name] = float(values[name][0])
+    return (ShareUpload if broadcast.shares else Upload)(num_duels, **values)
 
 
 def decode_outcomes(header: UploadHeader, outcomes: Sequence[float]) -> Outcomes:

@@ -23,7 +23,8 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,11 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
             _say("the helper runs on this machine; in a deployment, somebody else runs it")
         federation.start(_say)
         taken = federation.devices[: arguments.people]
-        with _people(taken, theta):
+        stop = threading.Event()
+        with ThreadPoolExecutor(len(taken) or 1) as people, contextlib.ExitStack() as stack:
+            stack.callback(stop.set)
+            for seed, device in enumerate(taken):
+                people.submit(_answer_duels, device, theta, seed, stop)
             if taken:
                 names = ", ".join(device.key.name for device in taken)
                 _say(f"simulated users are answering duels on {names}")
@@ -158,24 +163,6 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
                 devices_at_least=arguments.devices,
             )
             report(federation, run, theta, arguments)
-
-
-@contextlib.contextmanager
-def _people(devices: Sequence[Device], theta: FloatArray) -> Iterator[None]:
-    """Simulate one user of each device."""
-    stop = threading.Event()
-    people = [
-        threading.Thread(target=_answer_duels, args=(device, theta, seed, stop), daemon=True)
-        for seed, device in enumerate(devices)
-    ]
-    for person in people:
-        person.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for person in people:
-            person.join()
 
 
 def report(

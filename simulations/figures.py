@@ -26,8 +26,7 @@ from omegaconf import OmegaConf
 import conf
 from fldb_flower.errors import OutputError, SettingsError
 from fldb_flower.federation.history import History
-from fldb_flower.runs import curves
-from fldb_flower.runs.plots import FORMATS, WIDTHS, save_figure
+from fldb_flower.runs import plots
 from fldb_flower.runs.results import identity
 from fldb_flower.runs.styles import style_of, styles_of
 from fldb_flower.settings import Settings, from_nested
@@ -239,12 +238,12 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Seque
         if name in AGAINST:
             _draw_final(axes, AGAINST[name], rows[rows.iteration == rows.iteration.max()])
         else:
-            curves.regret(axes, [_curve(runs[label], label, width == "column") for label in runs])
-        seeds = curves.errors_text([len(group) for group in runs.values()])
+            plots.regret(axes, [_curve(runs[label], label, width == "column") for label in runs])
+        seeds = plots.errors_text([len(group) for group in runs.values()])
         axes.set_title(f"{_math(PANELS.get(name, _TITLE))}\n{seeds}")
 
     height = 2.5 if width == "column" else 3.2
-    save_figure(path, paint, height=height, width=width, formats=formats)
+    plots.save_figure(path, paint, height=height, width=width, formats=formats)
 
 
 def _math(label: str) -> str:
@@ -256,9 +255,9 @@ def _math(label: str) -> str:
     return re.sub(r"\b(N|K|d|tau|sigma\^2)=([\d.]+)", formula, label)
 
 
-def _curve(group: _Group, label: str, narrow: bool) -> curves.Curve:
+def _curve(group: _Group, label: str, narrow: bool) -> plots.Curve:
     text = _math(label).replace(", ", "\n" if narrow and len(label) > 14 else ", ")
-    return curves.Curve(group[0][0].algorithm, [result.regret for _, result in group], text)
+    return plots.Curve(group[0][0].algorithm, [result.regret for _, result in group], text)
 
 
 def _draw_final(axes: Axes, against: str, last: pd.DataFrame) -> None:
@@ -270,7 +269,7 @@ def _draw_final(axes: Axes, against: str, last: pd.DataFrame) -> None:
         side = place - (len(groups) - 1) / 2  # keeps the error bars apart
         x = table.index + 0.1 * side if against == "tau" else table.index * 1.02**side
         values = [x, table["mean"], table["sem"].fillna(0)]
-        lines.append(curves.points(axes, values, style, f"$K={arms}$"))
+        lines.append(plots.points(axes, values, style, f"$K={arms}$"))
     if against == "rounds":
         axes.set_xscale("log")
         ticks: list[int] = []
@@ -280,9 +279,9 @@ def _draw_final(axes: Axes, against: str, last: pd.DataFrame) -> None:
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
     axes.set_xlabel(_AXES[against])
-    axes.set_ylabel(f"final {curves.REGRET}")
+    axes.set_ylabel(f"final {plots.REGRET}")
     if len(groups) > 1:
-        curves.label(axes, lines)
+        plots.label(axes, lines)
 
 
 def _make_asked(asked: argparse.Namespace) -> None:
@@ -306,8 +305,8 @@ def _formats(text: str) -> tuple[str, ...]:
     """Return the formats in a text such as ``pdf,svg``, each once."""
     names = dict.fromkeys(name.strip().lower() for name in text.split(","))
     for name in names:
-        if name not in FORMATS:
-            known = ", ".join(FORMATS)
+        if name not in plots.FORMATS:
+            known = ", ".join(plots.FORMATS)
             raise argparse.ArgumentTypeError(f"{name!r} is not a format: there are {known}")
     return tuple(names)
 
@@ -323,11 +322,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=seeds, default=SEEDS, help="of each curve (default 3)")
     parser.add_argument(
         "--format", type=_formats, default=("png",), metavar="FORMAT,...",
-        help=f"{', '.join(FORMATS)}, separated by commas (default png)",
+        help=f"{', '.join(plots.FORMATS)}, separated by commas (default png)",
     )  # fmt: skip
-    inches = ", ".join(f"{name}: {width:g} in" for name, width in WIDTHS.items())
+    inches = ", ".join(f"{name}: {width:g} in" for name, width in plots.WIDTHS.items())
     parser.add_argument(
-        "--width", choices=list(WIDTHS), help=f"{inches} (default: as in the documents)"
+        "--width", choices=list(plots.WIDTHS), help=f"{inches} (default: as in the documents)"
     )
     asked = parser.parse_args()
     with ending_in_one_line():

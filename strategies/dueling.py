@@ -210,7 +210,7 @@ class DuelingStrategy(Federation, Strategy):
         self._count_bytes([reply for reply in replies if not reply.has_error()])
         counts = {"contributed": len(channel.contributions), "refused": len(channel.refused)}
         if channel.tries_again():
-            return None, MetricRecord(counts)
+            return None, MetricRecord({**counts})
         channel.close(self.history)
         self._sum = channel.total()
         self._metrics = MetricRecord({**counts, "duels": self._sum.num_duels})

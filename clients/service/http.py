@@ -98,7 +98,8 @@ class Limiter(logging.Filter):
 WITH_TOKEN = "with-token"
 """Key in the state of a request that had the right token."""
 
-_HEAD, _BODY, _READER = "the head of a request", "the body", "the client to read"
+# What a connection waits for.
+_HEAD, _BODY, _SERVICE, _READER = "a request's head", "its body", "the reply", "the client to read"
 
 
 class Limits(NamedTuple):
@@ -193,7 +194,7 @@ class _Connection(H11Protocol):
     """A connection that is closed if its client does not send or read in time."""
 
     limits: Limits
-    _waiting: tuple[str, object] | None = None
+    _waiting: tuple[str, object] = "", None
     _since: float  # time of the last change of what the connection waits for
     _read = 0  # how often the client has read what was waiting
 
@@ -212,25 +213,24 @@ class _Connection(H11Protocol):
         waiting, now, limit = self._awaited(), time.monotonic(), self.limits.seconds
         if waiting != self._waiting:
             self._waiting, self._since = waiting, now
-        elif waiting is not None and waiting[0] != _BODY and now > self._since + limit:
+        elif waiting[0] in {_HEAD, _READER} and now > self._since + limit:  # Guard limits bodies
             if waiting[0] == _READER:
                 _LOG.warning("replies were not read within %g s: closed", limit)
             elif self.conn.trailing_data[0]:  # the beginning of a request
                 _LOG.warning("a request's head did not arrive within %g s: closed", limit)
             self.transport.abort()
 
-    def _awaited(self) -> tuple[str, object] | None:
-        """Return what the connection waits for, and of which request; None while it is served."""
+    def _awaited(self) -> tuple[str, object]:
+        """Return what the connection waits for, and of which request."""
         if self.flow.write_paused or self.transport.is_closing():
             return _READER, self._read
         if self.cycle is None or self.cycle.response_complete:
             return _HEAD, self.cycle
-        # Guard replies to a late body.
-        return (_BODY, self.cycle) if self.conn.their_state is h11.SEND_BODY else None
+        return (_BODY if self.conn.their_state is h11.SEND_BODY else _SERVICE), self.cycle
 
     def _is_kept(self) -> bool:
         """Return whether the service works on a request with the token, with no reply yet."""
-        if self._waiting is not None or self.cycle.response_started:
+        if self._waiting[0] != _SERVICE or self.cycle.response_started:
             return False
         return bool(self.cycle.scope["state"].get(WITH_TOKEN))
 

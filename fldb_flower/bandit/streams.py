@@ -128,6 +128,8 @@ class AgentStreams:
         self._seed = _checked_seed(seed)
         self._streams: dict[str, Any] = {}  # of each name's cohorts
         self._generator = np.random.Generator(np.random.SFC64(0))
+        self._normal: Any = np.random.Generator.standard_normal
+        self._uniform: Any = np.random.Generator.random
 
     def _cohort(self, shape: tuple[int, ...]) -> int:
         """Return the number of agents that share a stream of draws of this shape."""
@@ -141,11 +143,11 @@ class AgentStreams:
 
     def standard_normal(self, name: str, iterations: int, *shape: int) -> Array:
         """Draw N(0, 1); the shape is ``(agents, iterations, *shape)``."""
-        return self._draw(np.random.Generator.standard_normal, name, iterations, shape)
+        return self._draw(self._normal, name, iterations, shape)
 
     def random(self, name: str, iterations: int, *shape: int) -> Array:
         """Draw uniformly from [0, 1); the shape is ``(agents, iterations, *shape)``."""
-        return self._draw(np.random.Generator.random, name, iterations, shape)
+        return self._draw(self._uniform, name, iterations, shape)
 
     def _draw(
         self, draw: Callable[..., Any], name: str, iterations: int, shape: tuple[int, ...]
@@ -219,6 +221,7 @@ class TorchStreams(AgentStreams):
         super().__init__(seed, agents)
         self._arrays = arrays
         self._torch = import_torch("rng=torch", "rng=numpy")
+        self._normal, self._uniform = self._torch.randn, self._torch.rand
 
     def _make(self, cohorts: range, name: str) -> Any:
         seeds = (keyed_seed(self._seed, 1, cohort, name) for cohort in cohorts)
@@ -227,14 +230,6 @@ class TorchStreams(AgentStreams):
 
     def _generator_on_device(self) -> Any:
         return self._torch.Generator(self._arrays.options["device"])
-
-    def standard_normal(self, name: str, iterations: int, *shape: int) -> Array:
-        """Draw as :class:`AgentStreams`, with other numbers."""
-        return self._draw(self._torch.randn, name, iterations, shape)
-
-    def random(self, name: str, iterations: int, *shape: int) -> Array:
-        """Draw as :class:`AgentStreams`, with other numbers."""
-        return self._draw(self._torch.rand, name, iterations, shape)
 
     def _empty(self, *shape: int) -> Array:
         return self._arrays.empty(*shape)

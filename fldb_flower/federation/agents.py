@@ -407,9 +407,9 @@ class AgentBlock:
             return ShareUpload(len(answers), *change, outcomes=outcomes)
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
-        if units is not None and broadcast.theta_hat is not None:
-            agents = len(self.agents)
-            upload = limited_statistics(broadcast, fresh, answers, agents, self._form, units=units)
+        if units is not None:
+            parts = broadcast, fresh, answers, len(self.agents), self._form
+            upload = limited_statistics(*parts, units=units)
         else:
             differences, answers = log.all() if broadcast.scope == "all" else (fresh, answers)
             upload = statistics(broadcast, differences, answers, fresh, self._form)

@@ -11,7 +11,7 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -97,18 +97,34 @@ class Broadcast(NamedTuple):
         """Whether anything but regret is requested; other exchanges are not counted."""
         return self.shares or self.theta_hat is not None
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the upload that is requested, in the order of its vector."""
+        if self.shares:
+            return "shift", "precision", "losses", "squares", "members"
+        if self.theta_hat is None:
+            return ()
+        return "gradient", "information", *["hessian"] * self.hessian, *["loss"] * self.loss
+
     def sizes(self, form: Form) -> tuple[int, int]:
         """Return how many numbers the vectors of an upload and of this broadcast have."""
         estimate = None if self.play is None else self.play.estimate
-        vector, matrix = form.dimension, form.size
-        if self.shares:
-            up = vector + matrix + len(VARIANCES) + 2  # squares, members
-        else:
-            up = vector + matrix * (1 + self.hessian) + self.loss if self.learns else 0
-        down = vector * (self.theta_hat is not None)
+        down = form.dimension * (self.theta_hat is not None)
         if estimate is not None:
-            down += vector + matrix + 2 * isinstance(estimate, CommonPrior)  # v, scale
-        return up, down
+            down += form.dimension + form.size + 2 * isinstance(estimate, CommonPrior)  # v, scale
+        return sum(length_of(part, form) for part in self.parts), down
+
+
+MATRICES = ("information", "hessian", "precision")
+NUMBERS = ("loss", "squares", "members", "num_duels")
+"""Parts of uploads that are matrices and single numbers; others are vectors."""
+
+
+def length_of(part: str, form: Form) -> int:
+    """Return how many numbers a part of an upload has."""
+    if part in MATRICES:
+        return form.size
+    return 1 if part in NUMBERS else len(VARIANCES) if part == "losses" else form.dimension
 
 
 class Outcomes(NamedTuple):
@@ -307,16 +323,6 @@ def total(uploads: Sequence[U]) -> U:
     })  # fmt: skip
 
 
-class NoiseSource(Protocol):
-    """Adds the noise of differential privacy; see :mod:`fldb_flower.privacy`."""
-
-    def require(self, broadcast: Broadcast, number: int) -> None:
-        """Check, before anything is sent, that exchange ``number`` may release an upload."""
-
-    def add(self, upload: AnyUpload, broadcast: Broadcast, number: int) -> AnyUpload:
-        """Return the upload of exchange ``number`` with noise."""
-
-
 class Federation(ABC):
     """Agents that are reached by exchanges. The history records exchanges, bytes and regret.
 
@@ -326,7 +332,7 @@ class Federation(ABC):
     ----------
     history : Counts
         Where exchanges are recorded.
-    privacy : NoiseSource, optional
+    privacy : fldb_flower.privacy.mechanism.GaussianMechanism, optional
         Adds noise to the sum of the uploads of each exchange.
 
     Examples
@@ -354,7 +360,7 @@ class Federation(ABC):
     (1, 1)
     """
 
-    def __init__(self, history: Counts, privacy: NoiseSource | None = None) -> None:
+    def __init__(self, history: Counts, privacy: Any = None) -> None:
         self.history = history
         self._privacy = privacy
         self._last: AnyUpload | None = None

@@ -39,6 +39,7 @@ from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import PrivacyError
 from fldb_flower.federation.exchange import (
+    MATRICES,
     AnyUpload,
     Broadcast,
     Noise,
@@ -54,7 +55,6 @@ from fldb_flower.settings import Settings
 AddNoise = Callable[[FloatArray, FloatArray], FloatArray]
 """Adds noise to values, (n,), with standard deviations, (n,)."""
 
-_MATRICES = ("information", "hessian", "precision")
 _PARTS = ("gradient", "information", "hessian", "loss", "shift", "precision", "losses")
 """Parts of an upload, or of its shares, in the order in which their noise is drawn."""
 
@@ -124,7 +124,7 @@ def with_noise(upload: AnyUpload, noise: Noise, add: AddNoise) -> AnyUpload:
         deviation = getattr(noise, part)
         if not deviation > 0.0:
             raise PrivacyError(f"the sensitivity of {part} is not known, so it is not released")
-        if part in _MATRICES:
+        if part in MATRICES:
             factors = 1.0 / form.off_diagonal()
             noisy[part] = form.unpack(add(pack(exact), deviation * factors))
         else:

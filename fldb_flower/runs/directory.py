@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fldb_flower.errors import CheckpointError, OutputError
 from fldb_flower.linalg.arrays import pack_arrays, unpack_arrays
+from fldb_flower.settings import Settings, to_dotted, to_flat
 from fldb_flower.system.files import lock_folder, replace_file, reported
 
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.bin", "model.json", "summary.json"
@@ -71,18 +72,29 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
         )
     arrays = unpack_arrays(body)
     meta = json.loads(arrays.pop(_META).tobytes())
-    if meta["identity"] != identity:
+    if different := _difference(meta["identity"], identity):
         raise CheckpointError(
-            f"{path} belongs to another run ({_difference(meta['identity'], identity)}): use"
-            " another directory or the same settings"
+            f"{path} belongs to another run ({different}): use another directory or the same"
+            " settings"
         )
     return Checkpoint(meta["numbers"], arrays)
 
 
 def _difference(theirs: str, ours: str) -> str:
-    """Return the first line in which two identities differ."""
-    pairs = zip(theirs.splitlines(), ours.splitlines(), strict=False)
-    return next((f"{a!r} there, {b!r} here" for a, b in pairs if a != b), "other settings")
+    """Return the first line in which two identities differ, or an empty text.
+
+    A setting that one of them lacks was added or removed by another version: it has its default.
+    """
+    usual = {**to_dotted(Settings()), **to_flat(Settings())}
+    there, here = (
+        {name: line for line in text.splitlines() for name in [line.partition("=")[0]]}
+        for text in (theirs, ours)
+    )
+    for name in {**here, **there}:
+        lines = [each.get(name, f"{name}={usual.get(name)!r}") for each in (there, here)]
+        if lines[0] != lines[1]:
+            return f"{lines[0]!r} there, {lines[1]!r} here"
+    return ""
 
 
 def json_bytes(values: Mapping[str, Any]) -> bytes:

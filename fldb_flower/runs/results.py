@@ -219,14 +219,15 @@ def is_finished(path: Path, settings: Settings) -> bool:
 
 def identity(settings: Settings) -> str:
     """Return the settings that determine the results of a run, one line each."""
-    # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
-    nodes = () if settings.engine.name == "inprocess" else ("engine.num_nodes",)
     values = to_dotted(settings)
     values |= {name: entry_of(name).default for name in unused(values)}
     if values["beta_scale"] == AUTO and not selects_by_curvature(settings):
         values["beta_scale"] = 1.0
-    ignored = (*_NOT_IN_IDENTITY, *nodes)
-    return "".join(f"{name}={value!r}\n" for name, value in values.items() if name not in ignored)
+    if settings.engine.name != "inprocess":
+        # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
+        values["engine.num_nodes"] = None
+    kept = {name: value for name, value in values.items() if name not in _NOT_IN_IDENTITY}
+    return "".join(f"{name}={value!r}\n" for name, value in kept.items())
 
 
 def request_stop(path: Path) -> None:

@@ -487,16 +487,15 @@ def without_effect(chosen: Iterable[Settings]) -> str:
 
     ``tau=3: has no effect with algorithm=ldb``
     """
+    defaults = {entry.dotted: entry.default for entry in entries()}
     found: dict[str, tuple[set[Any], dict[str, None]]] = {}  # values and reasons, by name
     for settings in chosen:
         given = {entry.dotted: entry.value(settings) for entry in entries()}
-        reasons_of = unused(given)
-        for entry in entries():
-            name, value = entry.dotted, given[entry.dotted]
-            if name in reasons_of and value != entry.default:
+        for name, reason in unused(given).items():
+            if given[name] != defaults[name]:
                 values, reasons = found.setdefault(name.removesuffix(".name"), (set(), {}))
-                values.add(value)
-                reasons[reasons_of[name]] = None
+                values.add(given[name])
+                reasons[reason] = None
     groups: dict[str, list[str]] = {}
     for name, (values, reasons) in found.items():
         shown = f"{name}={next(iter(values))!r}" if len(values) == 1 else name

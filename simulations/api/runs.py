@@ -19,10 +19,9 @@ from fldb_flower.errors import DataError, SettingsError, one_line
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.privacy.plan import cautions
-from fldb_flower.runs.curves import label_axes, line_style
 from fldb_flower.runs.directory import MODEL, SUMMARY
 from fldb_flower.runs.experiment import out_of_memory
-from fldb_flower.runs.plots import axes_for
+from fldb_flower.runs.plots import axes_for, label_axes, line_style
 from fldb_flower.runs.results import (
     CONFIG,
     FILES,

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldb_flower.runs.curves import (
+from fldb_flower.runs.plots import (
+    MAX_LABELS,
     Curve,
     errors_text,
-    label,
-    label_axes,
-    means,
+    regret,
+    save_figure,
     settings_text,
     title_of,
     wrap,
 )
-from fldb_flower.runs.plots import save_figure
 from fldb_flower.system.progress import progress
 from simulations.saved_runs import (
     NUMBERS,
@@ -32,7 +31,6 @@ from simulations.saved_runs import (
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _MAX_ROWS = 60  # of the printed table
-_MAX_LABELS = 40  # of curves
 _MAX_LETTERS = 40  # of a line of a label
 _LABEL_HEIGHT = 0.14  # of a line of a label, in inches
 
@@ -135,21 +133,17 @@ def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
 def picture(runs: Sequence[Run], path: Path) -> None:
     """Plot mean and standard error over the seeds, with a curve per configuration."""
     shown = mean_curves(runs)
-    labelled = shown if len(shown) <= _MAX_LABELS else []
     differing = varying(runs)
     common = {key: value for key, value in runs[0].used.items() if key not in differing}
+    lines = sum(1 + each.label.count("\n") for each in shown) if len(shown) <= MAX_LABELS else 0
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
-        lines = means(axes, shown)
-        label_axes(axes)
-        if len(labelled) > 1:
-            label(axes, lines)
-        more = "" if labelled else f", {len(shown)} configurations: see {TABLE}"
+        regret(axes, shown)
+        more = "" if lines else f", {len(shown)} configurations: see {TABLE}"
         seeds = [len(np.atleast_2d(curve.values)) for curve in shown]
         axes.set_title(f"{wrap(title_of(common), 90)}\n{errors_text(seeds)}{more}")
 
-    lines = sum(1 + each.label.count("\n") for each in labelled)
     save_figure(path, draw, width="page", height=max(3.2, 0.8 + _LABEL_HEIGHT * lines))
 
 

@@ -472,22 +472,6 @@ def test_gradient_descent_uses_a_step_size_that_never_overshoots_or_the_given_on
     np.testing.assert_allclose(federation.theta, expected, rtol=1e-13)
 
 
-def test_ons_is_newtons_step_on_the_real_duels():
-    """Recompute the update from the uploads: sums of gradients and Hessians at theta."""
-    settings = chosen(algorithm="fldb_ons", horizon=12, tau=4, num_agents=6, ons_ridge=0.9)
-    federation = recorded_run(settings)
-    rounds = [trip for trip in federation.trips if trip[0].play is not None]
-    (start,) = (trip for trip in federation.trips if trip[0] is rounds[1][0])
-    theta = start[0].theta_hat
-    last_first = federation.trips[federation.trips.index(start) - 1]
-    np.testing.assert_allclose(last_first[0].theta_hat, theta, rtol=1e-6)
-    curvature = 0.9 * np.eye(2) + last_first[1].hessian
-    for _, upload in rounds[1:]:
-        curvature = curvature + upload.hessian
-        theta = theta - np.linalg.inv(curvature) @ upload.gradient
-    np.testing.assert_allclose(federation.theta, theta, rtol=1e-9)
-
-
 def test_bytes_by_hand():
     # d = 2: theta 2 numbers, a triangle 3. OGD at t = 1 with Newton: up 2 + 3 + 3, down 5 + 2 to
     # play and 2 to evaluate; then up 2 + 3, down 5 + 2. Three agents, 8 bytes a number.

@@ -350,25 +350,6 @@ def features_of(iterations):
     return np.random.default_rng(9).normal(size=(iterations, 10, K, D))
 
 
-def select_all(name, blocks, *, own=False, iterations=4):
-    """Select for 10 agents, divided into blocks."""
-    settings = make_settings(name)
-    case = make_case("ucb", 1, own=own, agents=10)
-    whitener = whiten(case.information)
-    contexts = features_of(iterations)
-    chosen = []
-    for block in blocks:
-        selector = Selector(settings, AgentStreams(settings.seed, block))
-        rows = []
-        for t in range(1, iterations + 1):
-            agents = np.array(block)
-            theta = case.theta[agents] if own else case.theta
-            root = whitener[agents] if own else whitener
-            rows.append(selector.select(range(t, t + 1), contexts[t - 1, agents], theta, root, 10))
-        chosen.append(np.stack(rows))
-    return np.concatenate(chosen, axis=2)
-
-
 @pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 65, 130])
 def test_whiteners_of_any_size_are_inverse_factors(d):
     """For one matrix and a batch: C C^T = W^-1, C upper triangular."""
@@ -386,16 +367,6 @@ def test_the_largest_norm_of_a_batch():
     assert largest_norm(np.array([[[3.0, 0.0], [0.0, 4.0]], [[1.0, 2.0], [2.0, 4.0]]])) == 5.0
     assert largest_norm(np.array([[1.0, 1.0], [3.0, 5.0]])) == 6.0
     assert largest_norm(np.array([8.0, 15.0])) == 17.0
-
-
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", SELECTIONS)
-def test_results_do_not_depend_on_blocks(name, own):
-    whole = select_all(name, [range(10)], own=own)
-    two = select_all(name, [range(4), range(4, 10)], own=own)
-    single = select_all(name, [range(i, i + 1) for i in range(10)], own=own)
-    for other in (two, single):
-        np.testing.assert_array_equal(other, whole)
 
 
 @pytest.mark.parametrize("name", SELECTIONS)

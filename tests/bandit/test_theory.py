@@ -60,15 +60,3 @@ def test_radius_by_hand():
     # r = beta_1 / sqrt(0.125) = 2.602420 / 0.353553
     assert theory.projection_radius(settings) == pytest.approx(2 * 7.360756, rel=1e-6)
     assert theory.projection_radius(make(projection_radius=3.5)) == 3.5
-
-
-def test_jensens_inequality_does_not_apply_to_different_functions():
-    """The counterexample of docs/theory.md to the proof of Lemma 4.5."""
-    centres, iterates = [1.0, -1.0, -1.0], [1.0]
-    for s in (1, 2):
-        gradient = 2.0 * (iterates[-1] - centres[s - 1])
-        iterates.append(iterates[-1] - gradient / (2.0 * s))
-    left = sum((x - c) ** 2 for x, c in zip(iterates, centres, strict=True))
-    mean = sum(iterates) / 3
-    right = sum((mean - c) ** 2 for c in centres)
-    assert (left, right) == (pytest.approx(5.0), pytest.approx(51 / 9))

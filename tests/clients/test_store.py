@@ -643,7 +643,6 @@ def test_only_the_last_answer_that_was_not_sent_can_be_undone(store):
     for unknown in ("never", duels[4] + "x"):
         with pytest.raises(UnknownDuelError):
             store.undo(unknown, expire_after=HOUR)
-
     # The store is an old backup: the server acknowledges more answers than it has.
     duel = propose(store)
     store.record([(duel, 1.0)])
@@ -677,7 +676,7 @@ def test_a_skipped_duel_leaves_nothing(path):
 class Server(RuleBasedStateMachine):
     """Random sequences of answers, undone answers, uploads, restarts, pruning and backups.
 
-    The model consists of a dictionary of answers and the set of returned upload ends.
+    The model has the duel and the row of each answer, and the set of returned upload ends.
     """
 
     @initialize(at_least=st.integers(1, 5))
@@ -687,12 +686,8 @@ class Server(RuleBasedStateMachine):
         self.copy = Path(self.folder.name) / "copy.db"
         self.store = DuelStore(self.path)
         self.at_least = at_least
-        self.answers = {}
-        self.duels = {}
-        self.last = 0
-        self.cuts = {0}
-        self.ends = {}
-        self.count = 0
+        self.answers, self.cuts, self.ends = {}, {0}, {}
+        self.last = self.count = 0
 
     def teardown(self):
         self.store.close()
@@ -705,17 +700,16 @@ class Server(RuleBasedStateMachine):
     )
     def record(self, answers):
         """Propose duels, then answer them in one call, in another order."""
-        duels = []
+        given = []
         for preference, place in answers:
             self.count += 1
             row = (float(self.count), -0.5 * self.count, preference, 1 / self.count)
-            duels.append((place, propose(self.store, row[:2], row[3]), row))
-        duels.sort(key=lambda duel: duel[0])
-        numbers = self.store.record([(duel, row[2]) for _, duel, row in duels])
-        assert numbers == list(range(self.last + 1, self.last + 1 + len(duels)))
-        self.answers.update(zip(numbers, (row for *_, row in duels), strict=True))
-        self.duels.update(zip(numbers, (duel for _, duel, _ in duels), strict=True))
-        self.last += len(duels)
+            given.append((place, propose(self.store, row[:2], row[3]), row))
+        given.sort(key=lambda each: each[0])
+        numbers = self.store.record([(duel, row[2]) for _, duel, row in given])
+        assert numbers == list(range(self.last + 1, self.last + 1 + len(given)))
+        self.answers |= {n: each[1:] for n, each in zip(numbers, given, strict=True)}
+        self.last += len(given)
         assert self.store.last == self.last
 
     @rule(again=st.sampled_from([None, 0.0, 0.5, 1.0]), reopened=st.booleans())
@@ -723,7 +717,7 @@ class Server(RuleBasedStateMachine):
         """Undo the last answer, twice because a reply was lost; perhaps give another one."""
         if self.last not in self.answers:  # none yet, pruned, or lost with a newer store
             return
-        duel, row = self.duels[self.last], self.answers[self.last]
+        duel, row = self.answers[self.last]
         if self.last <= max(self.cuts):
             with pytest.raises(UndoError, match="part of an upload"):
                 self.store.undo(duel, expire_after=HOUR)
@@ -738,8 +732,7 @@ class Server(RuleBasedStateMachine):
             self.last -= 1
         else:
             assert self.store.record([(other, again)]) == [self.last]
-            self.answers[self.last] = (*row[:2], again, row[3])
-            self.duels[self.last] = other
+            self.answers[self.last] = other, (*row[:2], again, row[3])
         assert self.store.last == self.last
 
     @rule(data=st.data())
@@ -771,7 +764,7 @@ class Server(RuleBasedStateMachine):
                 self.store.evidence(start, end)
             return
         found = self.store.evidence(start, end)
-        right = np.array([self.answers[number] for number in wanted]).reshape(-1, 4)
+        right = np.array([self.answers[number][1] for number in wanted]).reshape(-1, 4)
         np.testing.assert_array_equal(found.preferences, right[:, 2])
         np.testing.assert_array_equal(found.predicted, right[:, 3])
         if len(right) or self.store.dimension is not None:
@@ -805,13 +798,12 @@ class Server(RuleBasedStateMachine):
     @rule(rounds=st.lists(st.lists(st.sampled_from([0.0, 1.0]), max_size=7), max_size=3))
     def lose(self, rounds):
         """Back up the store, continue to use it, then replace it with the backup."""
-        saved = (dict(self.answers), dict(self.duels), set(self.cuts), self.last)
+        answers, cuts, last = dict(self.answers), set(self.cuts), self.last
         self.copy.unlink(missing_ok=True)
         self.store.backup(self.copy)
         for preferences in rounds:
             self.record([(preference, place) for place, preference in enumerate(preferences)])
             self.ask(max(self.cuts))
-        answers, duels, cuts, last = saved
         counted = max(self.cuts)
         if counted not in cuts and counted == last:
             return  # covered by test_an_old_copy_continues_from_the_count_of_the_server
@@ -820,7 +812,7 @@ class Server(RuleBasedStateMachine):
             file.unlink()
         shutil.copy(self.copy, self.path)
         self.store = DuelStore(self.path)
-        self.answers, self.duels, self.cuts, self.last, self.ends = answers, duels, cuts, last, {}
+        self.answers, self.cuts, self.last, self.ends = answers, cuts, last, {}
         if counted not in cuts:  # the server has counted answers that this copy lacks
             assert self.store.cut(counted, self.at_least) == counted
             self.cuts.add(counted)
@@ -866,7 +858,6 @@ def test_an_upload_covers_no_more_than_the_limit_of_the_server(store):
     with pytest.raises(DataError, match=r"after 0 .* more than the 3 .*devices-max-duels"):
         store.cut(0, 2, at_most=3)
     assert store.cut(10, 2, at_most=5) == 15
-
     store.record([(propose(store, (1.0, 2.0)), 1.0) for _ in range(5)])
     assert store.cut(15, 2, at_most=5) == 15  # another duel may be answered
     answer(store, 1)
@@ -922,9 +913,8 @@ def test_only_counted_answers_are_pruned(path):
         assert store.prune(250.0) == 0
         assert store.prune(0.0) == 2
         assert rows(path, "SELECT sequence FROM answers ORDER BY 1") == [(5,), (6,)]
-        with pytest.raises(
-            DataError, match=r"answers 1 to 6 .* 2 of them are left.*pruned"
-        ) as error:
+        left = "answers 1 to 6 .* 2 of them are left.*pruned"
+        with pytest.raises(DataError, match=left) as error:
             store.evidence(0, 6)
         refused(error, path)
         assert len(store.evidence(4, 6).preferences) == 2

@@ -315,51 +315,29 @@ def test_a_broadcast_already_played_is_not_played_again(selection):
     assert len(log_of(repeated)[0]) == 2 * N
 
 
-def test_overlapping_broadcasts_play_only_new_iterations():
-    chosen, (one, two) = small(), estimates(2)
-    group = AgentGroup(chosen, range(N))
-    group.answer(asked(1, 3, one), 0)
-    upload = group.answer(asked(2, 5, two), 0)
-    duels = by_hand(chosen, [asked(1, 3, one).play, asked(4, 5, two).play])
-    assert_upload(upload, duels, two[0], range(1, 6))
-
-
-def test_iterations_whose_broadcast_was_lost_are_played_with_the_last_estimate():
-    chosen, (one, _, three) = small(), estimates(3)
-    group = AgentGroup(chosen, range(N))
-    group.answer(asked(1, 2, one), 0)
-    # A request of 3 and 4 with the second estimate never arrived.
-    upload = group.answer(asked(5, 6, three), 2)
-    duels = by_hand(chosen, [asked(3, 4, one).play, asked(5, 6, three).play])
-    assert_upload(upload, duels, three[0], range(3, 7))
-
-
-def test_if_the_first_broadcast_was_lost_the_initial_estimate_is_used():
-    chosen, (estimate,) = small(kappa_mu=0.5), estimates(1)
-    request = asked(3, 3, estimate)
-    upload = AgentGroup(chosen, range(N)).answer(request, 0)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # Overlapping broadcasts play only new iterations.
+        [(1, 3, 1, 0, [(1, 3, 1)]), (2, 5, 2, 0, [(1, 3, 1), (4, 5, 2)])],
+        # Iterations whose broadcast was lost are played with the last estimate, or the initial one.
+        [(1, 2, 1, 0, [(1, 2, 1)]), (5, 6, 3, 2, [(3, 4, 1), (5, 6, 3)])],
+        [(3, 3, 1, 0, [(1, 2, 0), (3, 3, 1)])],
+        # An upload that is not acknowledged is sent again; a late acknowledgement has no effect.
+        [(1, 1, 1, 0, [(1, 1, 1)]), (2, 2, 2, 0, [(1, 1, 1), (2, 2, 2)]),
+         (3, 3, 3, 2, [(3, 3, 3)]), (4, 4, 4, 1, [(3, 3, 3), (4, 4, 4)])],
+    ],
+)  # fmt: skip
+def test_an_upload_covers_all_duels_that_are_not_acknowledged(steps):
+    """Steps are first, last, estimate and what is counted, and then what the upload covers."""
+    chosen, point = small(kappa_mu=0.5), np.array([0.3, -1.0])
     # W_0 = (lambda / kappa_mu) I with lambda = 1 / T.
-    initial = asked(1, 2, (np.zeros(D), 1 / T / 0.5 * np.eye(D)))
-    duels = by_hand(chosen, [initial.play, request.play])
-    assert_upload(upload, duels, estimate[0], range(1, 4))
-
-
-def test_duels_are_kept_until_they_are_acknowledged():
-    chosen = small()
+    known = [(np.zeros(D), 1 / T / 0.5 * np.eye(D)), *estimates(4)]
     group = AgentGroup(chosen, range(N))
-    point = np.array([0.3, -1.0])
-    requests = [asked(t, t, estimate, point) for t, estimate in enumerate(estimates(4), start=1)]
-    plays = [request.play for request in requests]
-    group.answer(requests[0], 0)
-    # The upload of t = 1 was lost: nothing is acknowledged, so t = 1 is sent again with t = 2.
-    upload = group.answer(requests[1], 0)
-    assert_upload(upload, by_hand(chosen, plays[:2]), point, range(1, 3))
-    # Then t = 1 and 2 are counted, and only the new duels are returned.
-    upload = group.answer(requests[2], 2)
-    assert_upload(upload, by_hand(chosen, plays[2:3]), point, range(3, 4))
-    # A late acknowledgement of t = 1 has no effect.
-    upload = group.answer(requests[3], 1)
-    assert_upload(upload, by_hand(chosen, plays[2:]), point, range(3, 5))
+    for first, last, estimate, counted, covered in steps:
+        upload = group.answer(asked(first, last, known[estimate], point), counted)
+        plays = [asked(start, end, known[place]).play for start, end, place in covered]
+        assert_upload(upload, by_hand(chosen, plays), point, range(covered[0][0], last + 1))
 
 
 def test_without_theta_hat_only_regret_is_reported():

@@ -264,20 +264,16 @@ def test_an_upload_for_another_broadcast_is_refused():
             decoded(vector, header, [0.0] * 5, asked, Form(3))
 
 
-def test_invalid_counts_are_refused():
+def test_counts_are_read_in_the_order_of_the_header_and_others_are_refused():
+    header = UploadHeader(num_duels=6, partition_id=1, num_partitions=3, agents=5, first=4)
+    assert UploadHeader.from_counts([6, 1, 3, 5, 4]) == header
     odd = ("1", 1.0, True, -1, 2**53 + 1, math.nan, math.inf, None)
-    for header in (UploadHeader, DeviceUploadHeader):
-        valid = [1] * len(header._fields)
-        assert list(header.from_counts(valid)) == valid
+    for kind in (UploadHeader, DeviceUploadHeader):
+        valid = list(range(len(kind._fields)))
+        assert list(kind.from_counts(valid)) == valid
         for numbers in (1, None, [], valid[1:], [*valid, 1], *([*valid[1:], each] for each in odd)):
             with pytest.raises((TypeError, ValueError)):
-                header.from_counts(numbers)
-
-
-def test_counts_of_a_reply_are_read_in_the_order_of_the_header():
-    assert UploadHeader.from_counts([6, 1, 3, 5, 4]) == UploadHeader(
-        num_duels=6, partition_id=1, num_partitions=3, agents=5, first=4
-    )
+                kind.from_counts(numbers)
 
 
 # --- states --------------------------------------------------------------------------------

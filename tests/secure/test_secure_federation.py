@@ -44,7 +44,7 @@ from fldb_flower.secure.statistics import size_of, vector_of
 from fldb_flower.settings import from_flat
 from fldb_flower.wire import UploadError
 from strategies.device_rounds import DeviceDirectory
-from strategies.secure import OPENINGS, PlannedExchanges
+from strategies.secure import OPENINGS, RECENT, PlannedExchanges
 
 # --- sums ------------------------------------------------------------------------------------
 
@@ -618,6 +618,8 @@ def test_a_reply_for_something_else_is_refused():
         with pytest.raises(UploadError) as error:
             server.reply(1, Reply(**{**fields, **changes}))
         assert not error.value.is_final
+    moved = Reply(**{**fields, "device": device(2)})
+    assert server.reply(1, moved) is None  # it only introduces itself
     for content in ([0, 0, 0, 0], [1.5], [True], "x", 7, b""):
         record = RecordDict({"config": ConfigRecord({KEY: content})})
         with pytest.raises(UploadError, match="not an upload"):
@@ -653,3 +655,7 @@ def test_the_rate_of_answers_approaches_that_of_the_devices():
     for _ in range(40):
         server.exchange(ASKED, [some_upload(seed)._replace(num_duels=40) for seed in range(3)])
     assert server.nodes.state()["rate"][0] == pytest.approx(40.0, abs=2.0)
+    other, state = ServerAlone(), server.nodes.state()
+    other.nodes.restore(state)
+    assert other.nodes.state() == state
+    assert len(state["recent"]) == RECENT

@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.runs import plots, styles
-from fldb_flower.runs.curves import Curve, regret, setting_text, spread, wrap
+from fldb_flower.runs.plots import Curve, regret, setting_text, spread, wrap
 from simulations import figures
 from simulations.saved_runs import Run
 from simulations.sweeps.tables import mean_curves, statistics

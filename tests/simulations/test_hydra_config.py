@@ -13,12 +13,15 @@ from hydra.errors import HydraException, OverrideParseException
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fldb_flower.environments.movielens import MovieLens
-from fldb_flower.errors import DataError
-from fldb_flower.settings import from_nested
 from simulations import hydra_config, run
-from simulations.hydra_config import CONF, check_words, explained, store_settings
-from simulations.settings_help import HEADINGS, help_text
+from simulations.hydra_config import (
+    CONF,
+    HEADINGS,
+    check_words,
+    explained,
+    help_text,
+    store_settings,
+)
 
 
 def read_by_hydra(override):
@@ -70,13 +73,6 @@ def test_suggestions_are_short():
         ("tau=[1", ""),
     ):
         assert hydra_config.quoting(text).removeprefix("; quoted it is ") == pasted
-
-
-def test_a_tilde_at_the_beginning_of_a_path_is_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    values = {"environment": {"name": "movielens", "path": "~/none.data"}}
-    with pytest.raises(DataError, match=re.escape(str(tmp_path / "none.data"))):
-        MovieLens(from_nested(values, "a test"), range(1))
 
 
 # --- configurations of the user -------------------------------------------------------------

@@ -1,6 +1,5 @@
 """`python -m simulations.run`: what Hydra accepts works; exit status and output as a process."""
 
-import json
 import os
 import subprocess
 import sys
@@ -174,13 +173,3 @@ def test_each_run_has_its_own_directory_and_a_directory_with_a_run_is_refused(tm
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {there[0]} already holds a run")
     assert {each.name: each.read_bytes() for each in there[0].iterdir()} == before
-
-
-@pytest.mark.slow
-def test_a_sweep_runs_every_job_and_reports_the_failed_one(tmp_path):
-    done = call("-m", "tau=1,0,2", "num_agents=5", "horizon=10", f"hydra.sweep.dir={tmp_path}")
-    assert done.returncode == 1
-    assert "job" in done.stderr
-    assert "tau=0" in done.stderr
-    finished = sorted(tmp_path.glob("*/summary.json"))
-    assert [json.loads(path.read_text())["tau"] for path in finished] == [1, 2]

@@ -357,7 +357,9 @@ def test_without_resume_existing_jobs_are_refused_and_untouched(swept):
 def test_an_extended_sweep_has_the_same_bytes_and_keeps_finished_jobs(swept, tmp_path, launcher):
     whole, _ = swept
     (tmp_path / "notes").mkdir()
-    assert sweep(tmp_path, words=("-m", "tau=1,2,3", "seed=0", *SIZES)).returncode == 0
+    done = sweep(tmp_path, words=("-m", "tau=1,0,2,3", "seed=0", *SIZES))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: job tau=0: tau=0 (from the command line")
     before = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
     done = sweep(tmp_path, f"hydra/launcher={launcher}", "resume=true")
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from local_processes import ROOT, python
 
 from fldb_flower.errors import DataError
-from fldb_flower.system import files, startup
+from fldb_flower.system import startup
 
 WITHOUT_POSIX = ROOT / "tests" / "without_posix.py"
 PRODUCT = [
@@ -65,35 +64,6 @@ def test_simulations_run_without_posix_and_have_the_same_results(tmp_path):
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "sweep" / "sweep.csv").exists()
     assert (tmp_path / "report.html").exists()
-
-
-def test_a_file_is_locked_where_a_folder_cannot_be(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "fcntl", None)
-    unlock = files.lock_folder(tmp_path)
-    assert files.is_locked(tmp_path)
-    with pytest.raises(BlockingIOError):
-        files.lock_folder(tmp_path)
-    unlock()
-    assert not files.is_locked(tmp_path)
-
-
-def test_the_lock_of_a_killed_process_is_released(tmp_path, monkeypatch):
-    code = (
-        "import os, sys; from pathlib import Path; from fldb_flower.system import files\n"
-        "if sys.argv[2] == 'file': files.fcntl = None\n"
-        "unlock = files.lock_folder(Path(sys.argv[1])); print('locked', flush=True); input()"
-    )
-    for kind in ("folder", "file"):
-        command = [sys.executable, "-c", code, str(tmp_path), kind]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        if kind == "file":
-            monkeypatch.setattr(files, "fcntl", None)
-        with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
-            assert process.stdout.readline() == b"locked\n"
-            assert files.is_locked(tmp_path)
-            process.kill()
-            process.wait()
-        assert not files.is_locked(tmp_path)
 
 
 def test_a_vault_is_refused_in_one_line_without_owners_of_files(tmp_path, monkeypatch):
