@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fldb_flower.bandit.ranking import Ranking, rank_items
-from fldb_flower.environments.comparisons import read_comparisons
 from fldb_flower.errors import FldbError, OutputError, one_line
 from fldb_flower.runs.plots import save_figure
 from fldb_flower.system.commands import Parser, bounded
@@ -98,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     with interruptible():
         try:
-            ranking = rank_items(read_comparisons(arguments.file), arguments.ridge)
+            ranking = rank_items(arguments.file, arguments.ridge)
             path = arguments.output.with_name(f"{arguments.output.name}.csv")
             try:
                 replace_file(path, ranking.table.to_csv(index=False).encode())

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from fldb_flower.bandit.comparisons import Comparisons, parse_comparisons, read_comparisons
 from fldb_flower.bandit.preference import losses, residuals
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array
@@ -24,22 +26,6 @@ VARIANCES = (0.0, *(10.0 ** np.linspace(-2.0, 2.0, 9)).tolist())
 
 _DRAWS, _ROUNDS, _STEPS = 20_000, 100, 200
 _NORMAL = 1.959964  # the quantile of a 95 % interval
-
-
-class Comparisons(NamedTuple):
-    """Comparisons of items by people. Items and people are numbered in order of appearance."""
-
-    items: tuple[str, ...]
-    people: tuple[str, ...]  # one without a name if the data have no people
-    person: Array  # (n,)
-    first: Array  # (n,)
-    second: Array  # (n,)
-    preference: Array  # 1: the first item won, 0: the second, 0.5: a tie; (n,)
-    times: Array  # how often it was answered so; (n,)
-
-    def of(self, rows: Any) -> Comparisons:
-        """Return the comparisons of some rows."""
-        return Comparisons(self.items, self.people, *(column[rows] for column in self[2:]))
 
 
 class Fit(NamedTuple):
@@ -70,6 +56,18 @@ class Ranking:
     notes : tuple of str
         Facts that limit what the ranking means: groups of items that were never compared, items
         that never lost or never won, and cycles.
+
+    See Also
+    --------
+    rank_items : Returns a ranking.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> import fldb_flower as fldb
+    >>> answers = pd.DataFrame({"winner": ["tea", "mate"], "loser": ["mate", "tea"]})
+    >>> fldb.rank_items(answers).table["best"].round(1).to_list()
+    [0.5, 0.5]
     """
 
     table: pd.DataFrame
@@ -79,13 +77,17 @@ class Ranking:
     notes: tuple[str, ...]
 
 
-def rank_items(comparisons: Comparisons, ridge: float = 1.0) -> Ranking:
-    """Return the ranking of compared items.
+def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ranking:
+    """Return the ranking of compared items, also with ``fldb rank FILE``.
 
     Parameters
     ----------
-    comparisons : Comparisons
-        Of at least two items; see :func:`fldb_flower.environments.comparisons.read_comparisons`.
+    comparisons : DataFrame, str or Path
+        A table with a row per comparison, or its file: CSV, TSV, with semicolons, or Excel. The
+        columns are ``winner`` and ``loser``; or ``first``, ``second`` and ``preference``, which is
+        1 or ``first`` (the first item was preferred), 0 or ``second``, 0.5 or ``tie``, a number
+        between, or the name of the preferred item. Optional columns are ``person``, ``tie`` (yes or
+        no: winner and loser are equal) and ``count``. Upper case and other columns are ignored.
     ridge : float
         Precision of the prior of each utility, N(0, 1 / ridge), above 0. With one person, the
         utilities are those of logistic regression on indicators of the items with
@@ -96,21 +98,27 @@ def rank_items(comparisons: Comparisons, ridge: float = 1.0) -> Ranking:
     Ranking
         The intervals are from the normal approximation to the posterior.
 
+    Raises
+    ------
+    DataError
+        A column is missing or a value is invalid; the message names its row, from 2 as in a
+        spreadsheet.
+
     Examples
     --------
     >>> import pandas as pd
-    >>> from fldb_flower.bandit.ranking import rank_items
-    >>> from fldb_flower.environments.comparisons import parse_comparisons
+    >>> import fldb_flower as fldb
     >>> won, lost = ["tea", "tea", "milk"], ["milk", "mate", "mate"]
     >>> answers = pd.DataFrame({"winner": won, "loser": lost})
-    >>> ranking = rank_items(parse_comparisons(answers))
-    >>> ranking.table[["rank", "item", "utility", "wins", "losses"]].round(2)
+    >>> fldb.rank_items(answers).table[["rank", "item", "utility", "wins", "losses"]].round(2)
        rank  item  utility  wins  losses
     0     1   tea     0.59   2.0     0.0
     1     2  milk     0.00   1.0     1.0
     2     3  mate    -0.59   0.0     2.0
     """
-    data, several = comparisons, len(comparisons.people) > 1
+    is_table = isinstance(comparisons, pd.DataFrame)
+    data = parse_comparisons(comparisons) if is_table else read_comparisons(Path(comparisons))
+    several = len(data.people) > 1
     common, variance = _fit(data, ridge, 0.0), None
     logits = [common.left_out]
     if several:

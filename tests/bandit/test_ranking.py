@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression
 
 import fldb_flower as fldb
 from fldb_flower.bandit import ranking
+from fldb_flower.bandit.comparisons import parse_comparisons, read_comparisons
 from fldb_flower.bandit.ranking import rank_items
-from fldb_flower.environments.comparisons import parse_comparisons, read_comparisons
 from fldb_flower.errors import DataError
 from simulations import rank
 
@@ -38,8 +38,9 @@ def drawn(people: int, items: int, each: int, seed: int = 0) -> pd.DataFrame:
 
 @pytest.mark.parametrize("ridge", [0.02, 1.0, 5.0])
 def test_utilities_are_those_of_choix_and_of_logistic_regression(ridge: float) -> None:
-    data = parse_comparisons(drawn(1, 7, 60).drop(columns="person"))
-    found = rank_items(data, ridge).table.set_index("item").loc[[*data.items], "utility"]
+    answers = drawn(1, 7, 60).drop(columns="person")
+    data = parse_comparisons(answers)
+    found = rank_items(answers, ridge).table.set_index("item").loc[[*data.items], "utility"]
     winners = [
         (one, other) if share else (other, one)
         for one, other, share in zip(data.first, data.second, data.preference, strict=True)
@@ -55,27 +56,28 @@ def test_utilities_are_those_of_choix_and_of_logistic_regression(ridge: float) -
 def test_counts_and_ties_are_repeated_and_halved_answers() -> None:
     short = table("winner,loser,tie,count a,b,no,3 b,c,,1 c,a,yes,2")
     full = table("first,second,preference a,b,1 a,b,first b,a,a b,c,1 c,a,0.5 c,a,tie")
-    one, other = (rank_items(parse_comparisons(each)).table for each in (short, full))
+    one, other = (rank_items(each).table for each in (short, full))
     pd.testing.assert_frame_equal(one, other)
     counts = one.set_index("item")[["wins", "losses", "ties"]]
     assert counts.T.to_dict("list") == {"a": [3, 0, 2], "b": [1, 3, 0], "c": [0, 1, 2]}
 
 
 def test_intervals_are_those_of_the_learner_with_indicators_relative_to_the_mean() -> None:
-    data = parse_comparisons(drawn(1, 5, 40).drop(columns="person"))
+    answers = drawn(1, 5, 40).drop(columns="person")
+    data = parse_comparisons(answers)
     indicators = np.eye(5)
     learner = fldb.DuelingBandit(ridge=0.5).fit(
         indicators[data.first] - indicators[data.second], data.preference
     )
     center = np.eye(5) - 0.2
     deviations = np.sqrt(np.diagonal(center @ learner.covariance_ @ center))
-    found = rank_items(data, 0.5).table.set_index("item").loc[[*data.items]]
+    found = rank_items(answers, 0.5).table.set_index("item").loc[[*data.items]]
     np.testing.assert_allclose(found["utility"], learner.coef_[0], atol=1e-9)
     np.testing.assert_allclose((found["high"] - found["low"]) / 2, 1.959964 * deviations, rtol=1e-6)
 
 
 def test_of_two_items_the_probability_of_being_best_is_that_of_a_normal_difference() -> None:
-    row = rank_items(parse_comparisons(table("winner,loser,count a,b,5 b,a,3"))).table.iloc[0]
+    row = rank_items(table("winner,loser,count a,b,5 b,a,3")).table.iloc[0]
     expected = NormalDist().cdf(row["utility"] / ((row["high"] - row["utility"]) / 1.959964))
     assert row["best"] == pytest.approx(expected, abs=4 * 0.5 / 20_000**0.5)
 
@@ -121,8 +123,8 @@ def test_the_variance_of_people_is_zero_where_they_agree_and_found_where_they_di
     random = np.random.default_rng(1)
     same = drawn(1, 5, 400, seed=2)
     same["person"] = [f"p{number}" for number in random.integers(0, 20, len(same))]
-    assert rank_items(parse_comparisons(same)).variance in {0.0, ranking.VARIANCES[1]}
-    apart = rank_items(parse_comparisons(drawn(40, 5, 40)))
+    assert rank_items(same).variance in {0.0, ranking.VARIANCES[1]}
+    apart = rank_items(drawn(40, 5, 40))
     assert apart.variance is not None
     assert 0.3 <= apart.variance <= 3.2  # 1, in steps of sqrt(10)
     assert apart.log_loss[1] < apart.log_loss[0]
@@ -130,13 +132,12 @@ def test_the_variance_of_people_is_zero_where_they_agree_and_found_where_they_di
 
 
 def test_notes_name_groups_items_without_a_loss_or_a_win_and_cycles() -> None:
-    data = parse_comparisons(table("winner,loser a,b b,c c,a a,d e,f"))
-    groups, lost, won, cycles = rank_items(data).notes
+    groups, lost, won, cycles = rank_items(table("winner,loser a,b b,c c,a a,d e,f")).notes
     assert groups.startswith("2 groups of items were never compared with each other: a, b, c, d")
     assert lost.startswith("never lost: e.")
     assert won.startswith("never won: d, f.")
     assert cycles.startswith("cycles: 3 items are in cycles of majorities, such as a > b > c > a.")
-    assert not rank_items(parse_comparisons(table("winner,loser a,b b,a b,c c,b"))).notes
+    assert not rank_items(table("winner,loser a,b b,a b,c c,b")).notes
 
 
 REFUSED = {

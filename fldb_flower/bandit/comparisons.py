@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fldb_flower.bandit.ranking import Comparisons
 from fldb_flower.errors import DataError, extra_missing, one_line, shown
+from fldb_flower.linalg.arrays import Array
 
 _FORMS = ("winner,loser", "first,second,preference")
 _VALID = f"must have the columns {' or '.join(_FORMS)}; person, tie and count are optional"
 _ANSWERS = {"first": 1.0, "second": 0.0, "tie": 0.5}
 _YES, _NO = {"1", "true", "yes", "y", "tie"}, {"", "0", "false", "no", "n"}
 _EXCEL = (".xls", ".xlsx", ".xlsm", ".ods")
+
+
+class Comparisons(NamedTuple):
+    """Comparisons of items by people. Items and people are numbered in order of appearance."""
+
+    items: tuple[str, ...]
+    people: tuple[str, ...]  # one without a name if the data have no people
+    person: Array  # (n,)
+    first: Array  # (n,)
+    second: Array  # (n,)
+    preference: Array  # 1: the first item won, 0: the second, 0.5: a tie; (n,)
+    times: Array  # how often it was answered so; (n,)
+
+    def of(self, rows: Any) -> Comparisons:
+        """Return the comparisons of some rows."""
+        return Comparisons(self.items, self.people, *(column[rows] for column in self[2:]))
 
 
 def read_comparisons(file: Path) -> Comparisons:
@@ -47,36 +64,7 @@ def read_comparisons(file: Path) -> Comparisons:
 
 
 def parse_comparisons(table: pd.DataFrame, name: str = "the table") -> Comparisons:
-    """Return the comparisons in a table with a row per comparison.
-
-    Parameters
-    ----------
-    table : DataFrame
-        With columns ``winner`` and ``loser``; or ``first``, ``second`` and ``preference``, which is
-        1 or ``first`` (the first item was preferred), 0 or ``second``, 0.5 or ``tie``, a number
-        between, or the name of the preferred item. Optional columns are ``person``, ``tie`` (yes or
-        no: winner and loser are equal) and ``count``. Upper case and other columns are ignored.
-    name : str
-        What error messages call the table.
-
-    Returns
-    -------
-    Comparisons
-
-    Raises
-    ------
-    DataError
-        A column is missing or a value is invalid; the message names its row, from 2 as in a
-        spreadsheet.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> from fldb_flower.environments.comparisons import parse_comparisons
-    >>> table = pd.DataFrame({"Winner": ["tea", "mate"], "Loser": ["mate", "milk"]})
-    >>> parse_comparisons(table).items
-    ('tea', 'mate', 'milk')
-    """
+    """Return the comparisons in a table; see :func:`fldb_flower.bandit.ranking.rank_items`."""
     columns = {str(column).strip().lower(): column for column in table.columns}
     pair = next((form.split(",") for form in _FORMS if columns.keys() >= {*form.split(",")}), None)
     if pair is None:
