@@ -15,9 +15,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from fldb_flower.errors import FederationError, one_line
-from fldb_flower.system.commands import Parser
-from fldb_flower.system.startup import interruptible
+from fldb_flower.errors import FederationError
+from fldb_flower.system.commands import Parser, ending_in_one_line
 
 LIMIT_SECONDS = 30
 """Flower's ``HEARTBEAT_DEFAULT_INTERVAL``."""
@@ -56,11 +55,8 @@ def start_seconds(
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; exit status 1, with an error on stderr, if the device could not reply."""
     Parser(description=__doc__).parse_args(argv)
-    with interruptible():
-        try:
-            seconds = start_seconds()
-        except FederationError as error:
-            sys.exit(f"error: {one_line(error)}")
+    with ending_in_one_line():
+        seconds = start_seconds()
     line = (
         f"a process for one message starts in {seconds:.1f} s, and Flower waits {LIMIT_SECONDS} s"
     )

@@ -15,17 +15,17 @@ from flwr.client import NumPyClient
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from fldb_flower.errors import DataError, SettingsError, one_line
-from fldb_flower.federation.exchange import AnyUpload, Broadcast
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import one_blas_thread
-from fldb_flower.wire.codec import (
+from fldb_flower.wire import (
     DeviceRequest,
     DeviceUploadHeader,
     decode_broadcast,
     encode_upload,
+    pack_vector,
+    unpack_vector,
 )
-from fldb_flower.wire.records import pack_vector, unpack_vector
 
 MIN_DUELS_PER_FEATURE = 3
 """By default, an upload covers at least 3 d distinct duels.
@@ -53,15 +53,12 @@ class DeviceAgent(NumPyClient):
 
     def __init__(self, store: DuelStore, settings: Settings, limits: Limits) -> None:
         self._uploads = UploadMaker(store, settings)
-        most = settings.devices.max_duels
-        if limits.min_duels > most:
+        self.store, self._limits, self._most = store, limits, settings.devices.max_duels
+        if limits.min_duels > self._most:
             raise SettingsError(
                 f"min-duels-per-upload={limits.min_duels} (from --node-config, or 3 * dimension):"
-                f" must be at most {most}, the server's devices-max-duels"
+                f" must be at most {self._most}, the server's devices-max-duels"
             )
-        self.store = store
-        self._settings = settings
-        self._limits = limits
 
     def fit(
         self, parameters: list[FloatArray], config: dict[str, Any]
@@ -69,45 +66,35 @@ class DeviceAgent(NumPyClient):
         """Store the estimate, and return statistics of the answers that are not acknowledged.
 
         The vectors and the ConfigRecords, as dictionaries, are those of
-        :mod:`fldb_flower.wire.codec`. Nothing is stored of a broadcast that is not valid, or that
+        :mod:`fldb_flower.wire`. Nothing is stored of a broadcast that is not valid, or that
         the device could not use.
         """
         request = DeviceRequest.from_config(config)
-        counted = request.counted
         try:
             broadcast = decode_broadcast(parameters[0], request.header, self._uploads.form)
         except ValueError as reason:
             raise DataError(f"the server sent {reason}; nothing was sent") from None
         self._uploads.check(broadcast)
+        counted = request.counted
         if request.device != self.store.device_id:
             # The server does not yet know this device, nor how many of its answers it has counted.
-            broadcast = broadcast._replace(theta_hat=None, shares=False)
-            counted = 0
-        answer, upload = self._statistics(broadcast, counted, request.upto)
+            broadcast, counted = broadcast._replace(theta_hat=None, shares=False), 0
+        end, held = request.upto if broadcast.learns else counted, (0, 0)
+        if end < 0:
+            end = self.store.cut(counted, self._limits.min_duels, self._most)
+            held = self.store.held_back()
+        if broadcast.theta_hat is not None:
+            self.store.admit(counted, end, broadcast.theta_hat, self._limits.max_questions)
+        upload, duels = self._uploads.upload(broadcast, counted, end)
         self.store.expect_cut(counted)
         if broadcast.play is not None and request.header.estimate:
             self._uploads.synchronize(broadcast.play, counted, request.duels)
-        vector = encode_upload(upload, broadcast)
-        reply = {"header": list(answer), "device": self.store.device_id}
-        return [vector], upload.num_duels, reply
-
-    def _statistics(
-        self, broadcast: Broadcast, start: int, upto: int
-    ) -> tuple[DeviceUploadHeader, AnyUpload]:
-        end, held = upto, (0, 0)
-        if not broadcast.learns:
-            end = start
-        elif upto < 0:
-            most = self._settings.devices.max_duels
-            end = self.store.cut(start, self._limits.min_duels, most)
-            held = self.store.held_back()
-        if broadcast.theta_hat is not None:
-            self.store.admit(start, end, broadcast.theta_hat, self._limits.max_questions)
-        upload, duels = self._uploads.upload(broadcast, start, end)
         decided = np.isfinite(duels.predicted) & (duels.preferences != 0.5)
-        agreed = (duels.predicted > 0.5) == (duels.preferences > 0.5)
-        counts = int(decided.sum()), int((decided & agreed).sum())
-        return DeviceUploadHeader(upload.num_duels, start, end, *counts, *held), upload
+        agreed = decided & ((duels.predicted > 0.5) == (duels.preferences > 0.5))
+        counts = int(decided.sum()), int(agreed.sum())
+        header = DeviceUploadHeader(upload.num_duels, counted, end, *counts, *held)
+        reply = {"header": list(header), "device": self.store.device_id}
+        return [encode_upload(upload, broadcast)], upload.num_duels, reply
 
 
 def train(message: Message, context: Context) -> Message:
@@ -126,8 +113,8 @@ def train(message: Message, context: Context) -> Message:
         except (KeyError, ValueError) as reason:
             raise DataError(f"the server's broadcast: {one_line(reason)}") from None
         with one_blas_thread():
-            arrays, _, config = agent.fit([vector], config)
-        reply = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
+            (vector,), _, config = agent.fit([vector], config)
+    reply = RecordDict({"arrays": pack_vector(vector), "config": ConfigRecord(config)})
     return Message(reply, reply_to=message)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from functools import cached_property
 
 import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
-from clients.store.records import selection_settings
+from clients.store.duel_store import selection_settings
 from fldb_flower.bandit import theory
 from fldb_flower.bandit.estimate import (
     LONGEST,
@@ -34,20 +34,15 @@ class CommonLearner:
     """theta_sync of FLDB-ONS or FLDB-OGD, and W or A with this device's answers not yet in it."""
 
     def __init__(self, last: Synchronization, settings: Settings) -> None:
-        self._form = make_form(settings)
-        self.settings = settings
-        self._duels = last.duels
+        self.settings, self.theta = settings, last.theta
+        self._form, self._duels = make_form(settings), last.duels
         self._by_curvature = theory.selects_by_curvature(settings)
         self._information: Array = self._form.unpack(last.information)
-        self._whitener: Whitener | None = None
-        self.theta = last.theta
 
-    @property
+    @cached_property
     def whitener(self) -> Whitener:
         """C with ``||x||_{W^-1} = ||x C||``."""
-        if self._whitener is None:
-            self._whitener = whiten(self._information)
-        return self._whitener
+        return whiten(self._information)
 
     @property
     def width(self) -> float:
@@ -57,13 +52,10 @@ class CommonLearner:
     def learn(self, duels: Evidence) -> None:
         """Add the differences to W, or their Hessian to A; theta_sync does not change."""
         if len(duels.numbers):
-            weights = None
-            if self._by_curvature:  # A is a sum of Hessians
-                weights = link(duels.differences @ self.theta)[1]
-            added = self._form.gram(duels.differences, weights)
-            self._information = self._information + added
+            weights = link(duels.differences @ self.theta)[1] if self._by_curvature else None
+            self._information = self._information + self._form.gram(duels.differences, weights)
             self._duels += len(duels.numbers)
-            self._whitener = None
+            self.__dict__.pop("whitener", None)
 
     def logit(self, difference: FloatArray) -> float:
         """Return ``theta . difference``."""
@@ -75,8 +67,7 @@ class CommonLearner:
         A duel's Hessian is at most a quarter of its Gram matrix, so the latter are at least the
         posterior standard deviations without a prior.
         """
-        factor = 1.0 if self._by_curvature else 2.0
-        return factor * _norms_of_units(len(self.theta), self.whitener)
+        return (1.0 if self._by_curvature else 2.0) * _norms_of_units(self.whitener)
 
 
 class PersonalLearner:
@@ -93,17 +84,14 @@ class PersonalLearner:
         prior: CommonPrior | None = None,
         own: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
-        self.settings, d = settings, settings.dimension
+        self.settings, self.width, d = settings, settings.personal_width, settings.dimension
         nothing = np.zeros((d, d)), np.zeros(d)
         self._prior = prior or CommonPrior(*nothing, START, 0.0)
         precision, shift = own or nothing
-        none = np.zeros(1)
-        self._own = ShareChange(precision[None], shift[None], np.zeros(len(VARIANCES)), none, none)
-        self._clip = settings.clip
-        longest = LONGEST if self._clip is None else PRIVATE_LONGEST
+        self._own = ShareChange(precision[None], shift[None], *[np.zeros(1)] * 3)
+        longest = LONGEST if settings.clip is None else PRIVATE_LONGEST
         self._estimates = PersonalEstimates(1, d, settings.personal_ridge, longest=longest)
-        self._squares, self._count = 0.0, 0
-        self.width = settings.personal_width
+        self._squares, self._count = 0.0, 0  # of the answers, for the scale
         self._estimates.receive(self._prior, self._own, self._scale())
 
     @property
@@ -120,7 +108,7 @@ class PersonalLearner:
     def learn(self, duels: Evidence) -> None:
         """Update theta and its posterior."""
         if len(duels.numbers):
-            self._squares += squared_lengths(duels)
+            self._squares += _squares(duels)
             self._count += len(duels.numbers)
             if not self._prior.scale:
                 self._estimates.set_prior(self._prior, self._own, self._scale())
@@ -132,7 +120,7 @@ class PersonalLearner:
 
     def deviations(self) -> FloatArray:
         """Return the posterior standard deviations."""
-        return _norms_of_units(len(self.theta), self.whitener)
+        return _norms_of_units(self.whitener)
 
     def share(self, known: Evidence, new: Evidence) -> ShareChange:
         """Learn from ``known`` and then ``new`` answers; return the share of all of them.
@@ -141,23 +129,23 @@ class PersonalLearner:
         given the answers before it, or all but the last hundredth of them. ``losses`` and
         ``squares`` are sums over the new answers.
         """
-        if not self._prior.scale:  # one scale for the whole share
-            self._squares = squared_lengths(known) + squared_lengths(new)
-            self._count = len(known.numbers) + len(new.numbers)
-            self._estimates.receive(self._prior, self._own, self._scale())
+        before, count = len(known.numbers), len(new.numbers)
+        # One scale for the whole share.
+        self._squares, self._count = _squares(known) + _squares(new), before + count
         estimates, losses = self._estimates, np.zeros(len(VARIANCES))
-        if len(known.numbers):
+        estimates.receive(self._prior, self._own, self._scale())
+        if before:
             estimates.add_many(known.differences[None], known.preferences[None])
-        begin, count = 0, len(new.numbers)
+        begin = 0
         while begin < count:
-            end = min(count, begin + 1 + (len(known.numbers) + begin) // _BLOCK)
+            end = min(count, begin + 1 + (before + begin) // _BLOCK)
             differences, preferences = new.differences[begin:end], new.preferences[begin:end]
             for x, y in zip(differences, preferences, strict=True):
                 losses += estimates.losses(x[None], y[None])[0]
             estimates.add_many(differences[None], preferences[None])
             begin = end
         precision, shift = estimates.shares()
-        return ShareChange(precision[0], shift[0], losses, squared_lengths(new), members=1.0)
+        return ShareChange(precision[0], shift[0], losses, _squares(new), members=1.0)
 
     def relative(self, known: Evidence, new: Evidence) -> ShareChange:
         """Return the share relative to the mean of the prior: ``m - M mean`` in place of m."""
@@ -166,50 +154,44 @@ class PersonalLearner:
         return change._replace(shift=change.shift - change.precision @ mean)
 
     def limited(self, known: Evidence, new: Evidence, units: Mapping[str, float]) -> ShareChange:
-        """Return the share with the limit of privacy: relative to the mean of the prior.
-
-        See :class:`fldb_flower.bandit.policies.PersonalPolicy`.
-        """
-        assert self._clip is not None
+        """Return the relative share with the limit of privacy, as ``policies.PersonalPolicy``."""
+        clip = self.settings.clip
+        assert clip is not None
         change = self.relative(known, new)
-        names = ("precision", "shift", "losses")
-        (factor,) = factors({name: getattr(change, name)[None] for name in names}, units)
-        scaled = {name: factor * getattr(change, name) for name in names}
-        return change._replace(**scaled, squares=self._clip**2 * len(new.numbers))
+        parts = {name: getattr(change, name) for name in ("precision", "shift", "losses")}
+        (factor,) = factors({name: part[None] for name, part in parts.items()}, units)
+        scaled = {name: factor * part for name, part in parts.items()}
+        return change._replace(**scaled, squares=clip**2 * len(new.numbers))
 
     def _scale(self) -> FloatArray:
-        if self._prior.scale:
-            return np.array([self._prior.scale])
-        scale: FloatArray = scale_of(np.array([self._squares / max(self._count, 1)]))
+        mean = np.array([self._squares / max(self._count, 1)])
+        scale: FloatArray = np.array([self._prior.scale]) if self._prior.scale else scale_of(mean)
         return scale
 
 
-def _norms_of_units(dimension: int, whitener: Whitener) -> FloatArray:
+def _norms_of_units(whitener: Whitener) -> FloatArray:
     """Return ``||e_j C||`` of the unit vectors, (d,)."""
-    lengths: FloatArray = norms(np.eye(dimension)[None], whitener)[0]
+    lengths: FloatArray = norms(np.eye(len(whitener))[None], whitener)[0]
     return lengths
 
 
-def squared_lengths(duels: Evidence) -> float:
+def _squares(duels: Evidence) -> float:
     """Return the sum of the squared lengths of the differences."""
     return float(np.vdot(duels.differences, duels.differences))
 
 
-Learner: TypeAlias = CommonLearner | PersonalLearner
-
-
 def make_learner(
     store: DuelStore, last: Synchronization | None, dimension: int, duels: Evidence
-) -> Learner:
+) -> CommonLearner | PersonalLearner:
     """Return a learner that knows the last broadcast and a store's answers."""
-    learner: Learner
+    learner: CommonLearner | PersonalLearner
     if last is None:
         learner = PersonalLearner(selection_settings({"algorithm": "fldb_personal"}, dimension))
+    elif last.prior is None:
+        learner = CommonLearner(last, selection_settings(last.parameters, dimension))
+        duels = duels.after(last.counted)
     else:
         settings = selection_settings(last.parameters, dimension)
-        if last.prior is not None:
-            learner = PersonalLearner(settings, last.prior, store.share(last.counted))
-        else:
-            learner, duels = CommonLearner(last, settings), duels.after(last.counted)
+        learner = PersonalLearner(settings, last.prior, store.share(last.counted))
     learner.learn(duels)
     return learner

@@ -158,18 +158,16 @@ class PreferenceAgent:
         purpose: str = "suggest",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if isinstance(expire_after, bool) or not isinstance(expire_after, int | float):
-            raise DataError(f"expire_after={shortened(expire_after)}: must be a number of seconds")
-        if not 0 < expire_after <= MOST_SECONDS:
+        is_number = isinstance(expire_after, int | float) and not isinstance(expire_after, bool)
+        if not is_number or not 0 < expire_after <= MOST_SECONDS:
             raise DataError(
-                f"expire_after={shortened(expire_after)}: must be above 0 and at most"
-                f" {MOST_SECONDS:.0f} seconds"
+                f"expire_after={shortened(expire_after)}: must be a number of seconds above 0, at"
+                f" most {MOST_SECONDS:.0f}"
             )
         if purpose not in PURPOSES:
             raise DataError(f"purpose={shortened(purpose)}: must be {' or '.join(PURPOSES)}")
         self.store = DuelStore(path, clock=clock)
-        self._expire_after = expire_after
-        self._purpose = purpose
+        self._expire_after, self._purpose = expire_after, purpose
         self._skipped: Counter[bytes] = Counter()
         self._selector: PairSelector | None = None
 
@@ -308,8 +306,7 @@ class PreferenceAgent:
     def favourites(self, features: ArrayLike, most: int = 5) -> list[int]:
         """Return the indices of the ``most`` best arms, best first.
 
-        Unlike :meth:`rank`, it returns none if the arms are predicted to be equally good, for
-        example before the first answer and broadcast.
+        Unlike :meth:`rank`, it returns none if the arms are predicted to be equally good.
         """
         return self.rank(features)[:most] if np.ptp(self._rewards(features)) > 0 else []
 
@@ -345,40 +342,33 @@ class PreferenceAgent:
     def forget(self) -> Forgotten:
         """Remove all open duels and answers from this device.
 
-        With FLDB-ONS and FLDB-OGD, the server's sums keep the answers that it has counted: this
-        cannot be undone. With FLDB-Personal, the next round subtracts the device's share from the
-        sums; the log losses of predictions stay in theirs. Answers that were uploaded but not
-        acknowledged may also be counted; they are not uploaded again. No file of the store
-        contains texts, keys, features or answers afterwards. The last share, a sum over answers,
-        stays until the server has subtracted it.
+        With FLDB-ONS and FLDB-OGD, the server's sums keep the answers that it has counted. With
+        FLDB-Personal, the next round subtracts the device's share from the sums; the log losses of
+        predictions stay in theirs. Answers that were uploaded but not acknowledged may also be
+        counted; they are not uploaded again. No file of the store contains texts, keys, features or
+        answers afterwards. The last share, a sum over answers, stays until it is subtracted.
         """
         return self.store.forget()
 
     def status(self) -> dict[str, Any]:
         """Return the numbers of duels and answers, and the last estimate.
 
-        Returns
-        -------
-        dict
-            ``open``, ``answered`` and ``counted`` duels of this device; ``sent``, the number of
-            the last answer that is part of an upload; ``needed``, how many distinct duels the next
-            upload lacks, or None before the first request; ``minimum``, how many it has at least,
-            which is absent before the first request; ``dimension``; ``theta`` (list of d
-            numbers), ``round``, ``duels`` (of all devices) and ``received`` (seconds since 1970)
-            of the last broadcast, or None.
+        ``open``, ``answered`` and ``counted`` are numbers of duels of this device; ``sent`` is the
+        number of the last answer that is part of an upload; ``needed`` is how many distinct duels
+        the next upload lacks, None before the first request, and ``minimum`` how many it has at
+        least, absent before. ``theta`` (d numbers), ``round``, ``duels`` (of all devices) and
+        ``received`` (seconds since 1970) are those of the last broadcast, or None.
         """
-        last = self.store.synchronized()
-        names = ("round", "duels", "received")
-        needed, minimum = self.store.needed, self.store.minimum
-        return {
-            **self.store.counts(),
-            "sent": self.store.sent,
-            "needed": needed,
-            **({} if minimum is None else {"minimum": minimum}),
-            "dimension": self.store.dimension,
+        store, last = self.store, self.store.synchronized()
+        found = {**store.counts(), "sent": store.sent, "needed": store.needed}
+        if store.minimum is not None:
+            found["minimum"] = store.minimum
+        found |= {
+            "dimension": store.dimension,
             "theta": None if last is None else last.theta.tolist(),
-            **{name: None if last is None else getattr(last, name) for name in names},
         }
+        names = ("round", "duels", "received")
+        return found | {name: None if last is None else getattr(last, name) for name in names}
 
     def _current(self, dimension: int) -> PairSelector:
         expected = self.store.dimension

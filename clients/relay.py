@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fldb_flower.errors import DataError, FederationError, SettingsError, one_line, shown
 from fldb_flower.secure import KEY
 
-_HOSTS = ("127.0.0.1", "localhost", "::1")
+_URL = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\]):(\d{1,5})/?", re.ASCII)
 _SECONDS = 300.0  # for a reply; the vault waits 30 s for a locked store
 _BINARY = "application/octet-stream"
 
@@ -77,17 +77,13 @@ def _address(node_config: Mapping[str, Any], node: int) -> tuple[str, int]:
             f"node {node} has no service-url: start its flower-supernode with --node-config"
             ' \'service-url="http://127.0.0.1:8377" node-token-file="/absolute/path"\''
         )
-    try:
-        parts = urlsplit(str(url))
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if host not in _HOSTS or port is None or url.rstrip("/") != f"http://{parts.netloc}":
+    found = _URL.fullmatch(str(url))
+    if found is None or int(found[2]) >= 2**16:
         raise SettingsError(
             f"service-url={shown(url)} (from --node-config): must be like http://127.0.0.1:8377, on"
             " this machine"
         )
-    return host, port
+    return found[1].strip("[]"), int(found[2])
 
 
 def _token(node_config: Mapping[str, Any], node: int) -> str:

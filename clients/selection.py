@@ -35,26 +35,21 @@ class PairSelector:
     A person who is asked the same question again tends to repeat the answer, so the second answer
     teaches less than the model assumes. There are three rules:
 
-    - ``purpose="suggest"`` with a person's own estimate: the first arm is the favourite, ``argmax
-      theta . x``. The second arm is one that may be best, that is within 1.5 posterior standard
-      deviations of the favourite: among these, one that was compared with the favourite least
-      often, and among those the one with the largest ``theta . x + width ||x - first||``. If no
-      other arm may be best, it is the challenger of FLDB-Personal, the arm with the largest such
-      bound of all. So regret stays low, and the same pair is not asked while other arms may be
-      best. It is the rule for ``selection=ucb``.
-    - ``purpose="suggest"`` with an estimate of FLDB-ONS or FLDB-OGD, or another ``selection``: the
-      rule of the server's settings.
-    - ``purpose="rank"``: the most informative pair. It has the largest
-      ``log(1 + p (1 - p) ||x - x'||^2) / (1 + n)``: the information gained about theta, where p is
-      the predicted probability and n how often the pair was answered or skipped. Regret is ignored.
+    - ``purpose="suggest"`` with a person's own estimate and ``selection=ucb``: the first arm is the
+      favourite, ``argmax theta . x``. The second arm is one within 1.5 posterior standard
+      deviations of it: among these, one that was compared with the favourite least often, with the
+      largest ``theta . x + width ||x - first||``. If there is none, it is the arm with the largest
+      such bound of all.
+    - ``purpose="suggest"`` otherwise: the rule of the server's settings.
+    - ``purpose="rank"``: the pair with the largest ``log(1 + p (1 - p) ||x - x'||^2) / (1 + n)``:
+      the information gained about theta, where p is the predicted probability and n how often the
+      pair was answered or skipped. Regret is ignored.
 
-    An upload needs enough distinct duels, and an estimate that does not change until the next round
-    would select one pair again and again. Therefore pairs that were not asked since the last upload
-    come first, with every rule. If a rule selects another pair, or the same arm twice, the second
-    arm is the best challenger among those that were not yet asked with the first arm; if there is
-    none, the first arm is the next best one that has such a challenger. A pair that the person has
-    skipped was asked as well, and two arms with the same features are no pair. Once all pairs were
-    asked, the rule selects among all; of skipped pairs, those that were skipped least often.
+    An upload needs enough distinct duels, so pairs that were neither asked since the last upload
+    nor skipped come first, with every rule: otherwise the second arm is the best challenger among
+    those that are new with the first arm; if there is none, the first arm is the next best one that
+    has such a challenger. Two arms with the same features are no pair. Once all pairs were asked,
+    the rule selects among all; of skipped pairs, those that were skipped least often.
 
     ``skipped`` counts how often each duel was skipped, by its ``duel_key``.
     """
@@ -62,20 +57,19 @@ class PairSelector:
     def __init__(
         self, store: DuelStore, dimension: int, purpose: str, skipped: Counter[bytes]
     ) -> None:
-        self.version = store.version()
-        self.dimension = dimension
+        self.version, self.dimension = store.version(), dimension
         self._store, self._purpose, self._skipped = store, purpose, skipped
         last, duels = store.synchronized(), store.answers()
         self.is_own = last is None or last.prior is not None
+        self._has_broadcast = last is not None
         self.learner = make_learner(store, last, dimension, duels)
         settings = self.learner.settings
         self._avoids_repeats = (settings.algorithm, settings.selection) == ("fldb_personal", "ucb")
         self._rule = find_rule(settings.selection)
         self._streams = AgentStreams(int.from_bytes(os.urandom(8), "little"), range(1))
         self._answered: Counter[bytes] = Counter()
-        self._known = 0
+        self._known = 0  # the last answer that was learned from
         self._count(duels)
-        self.is_informed = last is not None or self._known > 0
 
     def update(self) -> None:
         """Learn from the answers that are new in the store."""
@@ -84,11 +78,15 @@ class PairSelector:
             with one_blas_thread():
                 self.learner.learn(new)
             self._count(new)
-            self.is_informed |= self._known > 0
 
     def _count(self, duels: Evidence) -> None:
-        self._answered.update(duel_key(difference) for difference in duels.differences)
+        self._answered.update(map(duel_key, duels.differences))
         self._known = int(duels.numbers.max(initial=self._known))
+
+    @property
+    def is_informed(self) -> bool:
+        """Whether there was a broadcast or an answer."""
+        return self._has_broadcast or self._known > 0
 
     def predict(self, difference: FloatArray) -> float:
         """Return the probability that the first arm is preferred."""
@@ -96,14 +94,14 @@ class PairSelector:
 
     def select(self, arms: FloatArray) -> tuple[int, int]:
         """Return the indices of two different arms, (K, d); the first is the favourite of both."""
-        learner, asked = self.learner, self._store.asked()
-        theta, whitener, width = learner.theta, learner.whitener, learner.width
+        asked = self._store.asked()
+        estimate = self.learner.theta, self.learner.whitener, self.learner.width
         if self._purpose == "rank":
             first, second = self._most_informative(arms, asked)
         elif self._avoids_repeats:
             first, second = self._least_compared(arms)
         else:
-            first, second = self._rule.pair(arms, theta, whitener, width, self._streams)
+            first, second = self._rule.pair(arms, *estimate, self._streams)
 
         def is_new(difference: FloatArray) -> bool:
             key = duel_key(difference)
@@ -112,19 +110,17 @@ class PairSelector:
         if is_new(arms[first] - arms[second]):
             return first, second
         tried = set[bytes]()
-        for arm in (first, *np.argsort(-(arms @ theta), kind="stable").tolist()):
-            if arms[arm].tobytes() in tried:
-                continue
-            tried.add(arms[arm].tobytes())
-            allowed = np.array([is_new(arms[arm] - other) for other in arms])
-            if allowed.any():
-                return arm, best_challenger(arms, arm, theta, whitener, width, allowed=allowed)
+        for arm in (first, *np.argsort(-(arms @ estimate[0]), kind="stable").tolist()):
+            if arms[arm].tobytes() not in tried:
+                tried.add(arms[arm].tobytes())
+                allowed = np.array([is_new(arms[arm] - other) for other in arms])
+                if allowed.any():
+                    return arm, best_challenger(arms, arm, *estimate, allowed=allowed)
         if first != second and not self._skipped[duel_key(arms[first] - arms[second])]:
             return first, second
         skips = np.array([self._skipped[duel_key(arms[first] - other)] for other in arms], float)
         skips[first] = np.inf
-        allowed = skips == skips.min()
-        return first, best_challenger(arms, first, theta, whitener, width, allowed=allowed)
+        return first, best_challenger(arms, first, *estimate, allowed=skips == skips.min())
 
     def _repeats(self, difference: FloatArray) -> int:
         key = duel_key(difference)

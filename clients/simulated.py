@@ -10,20 +10,20 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from fldb_flower.errors import FldbError, SettingsError
-from fldb_flower.federation.agents import AgentGroup
-from fldb_flower.federation.blocks import agents_of_node, require_agents
+from fldb_flower.federation.agents import AgentGroup, agents_of_node, require_agents
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.arrays import FloatArray, pack_arrays, unpack_arrays
 from fldb_flower.linalg.linear import Form, make_form
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread
-from fldb_flower.wire.codec import (
+from fldb_flower.wire import (
     BroadcastHeader,
     UploadHeader,
     decode_broadcast,
     encode_upload,
+    pack_vector,
+    unpack_vector,
 )
-from fldb_flower.wire.records import pack_vector, unpack_vector
 
 _STATE = "agents"
 _COUNT_BYTES = 8  # before the arrays: the number of messages that the node has answered
@@ -46,7 +46,7 @@ class SimulatedAgents(NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
         """Play the iterations of a broadcast and return statistics (Algorithm 1, lines 3 to 11).
 
-        The vectors and the ``header`` are those of :mod:`fldb_flower.wire.codec`. In ``config``,
+        The vectors and the ``header`` are those of :mod:`fldb_flower.wire`. In ``config``,
         ``counted`` is the last iteration whose duels the server has counted. The reply has the
         ``outcomes`` of each later iteration, five numbers each. ``exchange``, a number, is returned
         unchanged.
@@ -90,29 +90,25 @@ class LocalContext(Context):
     error: Exception | None = None
 
 
-def train(message: Message, context: Context) -> Message:
-    """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function."""
-    if not isinstance(context, LocalContext):
-        return _train_anywhere(message, context)
-    if context.error is not None:
-        raise context.error
-    try:
-        context.client = context.client or _new_client(context)
-        return _reply(message, context.client)
-    except Exception as error:
-        context.error = error
-        raise
-
-
 _clients: dict[tuple[int, int], tuple[int, SimulatedAgents]] = {}
 """(run, node) -> the number of messages that the node had answered, and its client."""
 
 
-def _train_anywhere(message: Message, context: Context) -> Message:
-    """Answer with the state in the Context: any process may answer a node's next message.
+def train(message: Message, context: Context) -> Message:
+    """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function.
 
-    A client that is still in this process is used if no other process has answered since.
+    Any process may answer a node's next message with the state in the Context. A client that is
+    still in this process is used if no other process has answered since.
     """
+    if isinstance(context, LocalContext):
+        if context.error is not None:
+            raise context.error
+        try:
+            context.client = context.client or _new_client(context)
+            return _reply(message, context.client)
+        except Exception as error:
+            context.error = error
+            raise
     key = context.run_id, context.node_id
     if any(run != context.run_id for run, _ in _clients):
         _clients.clear()

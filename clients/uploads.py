@@ -11,21 +11,23 @@ import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, scale_of
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, private_prior
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
-from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import (
     AnyUpload,
     Broadcast,
     PlayRequest,
     ShareUpload,
+    Upload,
+    limited_statistics,
+    sizes_and_weights,
     statistics,
 )
 from fldb_flower.linalg.arrays import LARGEST, Array, FloatArray
 from fldb_flower.linalg.linear import largest_norm, make_form, pack, solve, whiten
 from fldb_flower.settings import SELECTION_SETTINGS, Settings
-from fldb_flower.wire.codec import encode_upload
+from fldb_flower.wire import encode_upload
 
 if TYPE_CHECKING:
     from clients.learning import PersonalLearner
@@ -38,14 +40,6 @@ _MOST_AGENTS = 1e15  # each M_i is at most I / v
 _MOST_LOGIT = 1e3  # of a typical duel
 
 _LOG = logging.getLogger(__name__)
-
-
-def private_prior(prior: CommonPrior, settings: Settings) -> CommonPrior:
-    """Return the prior with the lower limit of v and the fixed scale of privacy, if any."""
-    if settings.clip is None:
-        return prior
-    variance = max(prior.variance, settings.privacy.min_variance)
-    return prior._replace(variance=variance, scale=float(scale_of(settings.clip**2)))
 
 
 def _largest(numbers: Array) -> float:
@@ -79,8 +73,7 @@ class UploadMaker:
         Those of new answers; with shares, the whole share, and the log losses of new answers.
         """
         if not broadcast.shares:
-            differences = self._clipped(new)
-            return statistics(broadcast, differences, new.preferences, differences, self.form)
+            return self._statistics(broadcast, self._clipped(new), new.preferences)
         count = len(known.numbers) + len(new.numbers)
         return ShareUpload(count, *self._learner(broadcast).relative(known, new))
 
@@ -88,53 +81,47 @@ class UploadMaker:
         """Return the statistics of the answers between two cuts, and these answers."""
         duels = self._store.evidence(start, end)
         if self._settings.is_private and broadcast.learns:
-            try:
-                upload = self._limited(broadcast, duels, start, end)
-                if not np.isfinite(encode_upload(upload, broadcast)).all():
-                    raise FloatingPointError("a number is not finite")
-            except (ConvergenceError, ArithmeticError, np.linalg.LinAlgError) as reason:
-                _LOG.warning("%s", one_line(f"contributes zeros, with noise: {reason}"))
-                upload = self._zeros(broadcast, len(duels.numbers), start)
-            return upload, duels
-        if broadcast.shares:
-            change = self._store.share_change(
-                start, end, lambda own, *duels: self._learner(broadcast, own).share(*duels)
-            )
-            return ShareUpload(len(duels.numbers), *change), duels
-        differences = self._rows(duels)
-        upload = statistics(broadcast, differences, duels.preferences, differences, self.form)
-        return upload, duels
+            return self._private(broadcast, duels, start, end), duels
+        if not broadcast.shares:
+            return self._statistics(broadcast, self._rows(duels), duels.preferences), duels
+        change = self._store.share_change(
+            start, end, lambda own, *duels: self._learner(broadcast, own).share(*duels)
+        )
+        return ShareUpload(len(duels.numbers), *change), duels
 
-    def _limited(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> AnyUpload:
+    def _statistics(self, broadcast: Broadcast, differences: Array, preferences: Array) -> Upload:
+        return statistics(broadcast, differences, preferences, differences, self.form)
+
+    def _private(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> AnyUpload:
         """Return the statistics of clipped differences, with the limit on a person.
 
-        The whole share is returned and none is stored: what the server's sums contain of this
-        device is not known, because of the noise.
+        They are zeros if they cannot be computed: that may depend on the answers, and a refusal
+        would be observed without noise. Numbers of answers are public. Whole shares are returned
+        and none is stored: with noise, it is not known what the server's sums contain of them.
         """
-        units = units_of(*sizes_and_weights(broadcast, self._settings))
+        settings, count = self._settings, len(duels.numbers)
+        assert settings.clip is not None
+        members = 0.0 if start else 1.0
+        try:
+            units = units_of(*sizes_and_weights(broadcast, settings))
+            if broadcast.shares:
+                known, new = self._store.answers(0, start), self._store.answers(start, end)
+                share = self._learner(broadcast).limited(known, new, units)
+                upload = ShareUpload(count, *share._replace(members=members))
+            else:
+                parts = broadcast, self._clipped(duels), duels.preferences, 1, self.form
+                upload = limited_statistics(*parts, units=units)
+            if np.isfinite(encode_upload(upload, broadcast)).all():
+                return upload
+            reason: Exception = FloatingPointError("a number is not finite")
+        except (ConvergenceError, ArithmeticError, np.linalg.LinAlgError) as error:
+            reason = error
+        _LOG.warning("%s", one_line(f"contributes zeros, with noise: {reason}"))
         if not broadcast.shares:
-            parts = broadcast, self._clipped(duels), duels.preferences, 1, self.form
-            return limited_statistics(*parts, units=units)
-        known, new = self._store.answers(0, start), self._store.answers(start, end)
-        change = self._learner(broadcast).limited(known, new, units)
-        change = change._replace(members=0.0 if start else 1.0)
-        return ShareUpload(len(duels.numbers), *change)
-
-    def _zeros(self, broadcast: Broadcast, count: int, known: int) -> AnyUpload:
-        """Return the upload of answers whose contribution is 0; numbers of answers are public.
-
-        With privacy, it is sent if the statistics cannot be computed. That they cannot may depend
-        on the answers, and a refusal would be observed without noise.
-        """
-        d, clip = self._settings.dimension, self._settings.clip
-        assert clip is not None
-        if broadcast.shares:
-            return ShareUpload(
-                count, self.form.zeros(), np.zeros(d), np.zeros(len(VARIANCES)),
-                squares=clip**2 * count, members=0.0 if known else 1.0,
-            )  # fmt: skip
-        none = np.zeros((count, d))
-        return statistics(broadcast, none, np.zeros(count), none, self.form)
+            nothing = np.zeros((count, settings.dimension))
+            return self._statistics(broadcast, nothing, np.zeros(count))
+        zeros = self.form.zeros(), np.zeros(settings.dimension), np.zeros(len(VARIANCES))
+        return ShareUpload(count, *zeros, squares=settings.clip**2 * count, members=members)
 
     def _rows(self, duels: Evidence) -> Array:
         """Return the differences, (n, d), also if the store does not know d yet."""
@@ -193,25 +180,23 @@ class UploadMaker:
             raise DataError(f"the broadcast's sum of M_i: {reason}") from None
         _expect("the mean of the prior", _largest(mean) * math.sqrt(scale), _MOST_LOGIT)
 
-    def _check_own_prior(self, prior: CommonPrior, counted: int) -> None:
-        """Check a prior without this device's share, which its sums may not contain."""
-        from clients.learning import PersonalLearner  # noqa: PLC0415 - a message imports little
-
-        name = "prior without the device's own share"
-        with np.errstate(over="raise", invalid="raise", divide="raise"):
-            learner = PersonalLearner(self._settings, prior, self._store.share(counted))
-            _expect(name, _largest(learner.theta) * math.sqrt(prior.scale or 1.0), _MOST_LOGIT)
-            _expect(name, largest_norm(learner.whitener) ** 2, _LARGEST_VARIANCE)
-
     def synchronize(self, play: PlayRequest, counted: int, duels: int) -> None:
         """Store the estimate of a broadcast; a device that cannot use it keeps its former one.
 
-        The server does not observe which, since this may depend on the device's own share.
+        The prior without this device's share is checked as well: a server's sums may not contain
+        it. The server does not observe the result, since it may depend on that share.
         """
         try:
             received = self.synchronization(play, counted, duels)
-            if received.prior is not None and self._store.has_share(counted):
-                self._check_own_prior(received.prior, counted)
+            if (prior := received.prior) is not None and self._store.has_share(counted):
+                from clients.learning import PersonalLearner  # noqa: PLC0415 - see `_learner`
+
+                name = "prior without the device's own share"
+                with np.errstate(over="raise", invalid="raise", divide="raise"):
+                    learner = PersonalLearner(self._settings, prior, self._store.share(counted))
+                    logit = _largest(learner.theta) * math.sqrt(prior.scale or 1.0)
+                    _expect(name, logit, _MOST_LOGIT)
+                    _expect(name, largest_norm(learner.whitener) ** 2, _LARGEST_VARIANCE)
         except (ArithmeticError, DataError, np.linalg.LinAlgError) as reason:
             _LOG.warning("%s", one_line(f"keeps its former estimate: {reason}"))
             return
@@ -233,13 +218,7 @@ class UploadMaker:
         else:
             theta, information = estimate.theta_sync, estimate.information
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
+        chosen["lambda_"] = self._settings.ridge
         return Synchronization(
-            received=time.time(),
-            round=play.last,
-            counted=counted,
-            duels=duels,
-            theta=theta,
-            information=pack(information),
-            parameters={**chosen, "lambda_": self._settings.ridge},
-            prior=prior,
+            time.time(), play.last, counted, duels, theta, pack(information), chosen, prior
         )

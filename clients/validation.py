@@ -40,6 +40,11 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def described(text: str, example: object, default: Any = ..., **limits: Any) -> Any:
+    """Return a field with its description and an example for /docs."""
+    return Field(default=default, description=text, examples=[example], **limits)
+
+
 def _as_list(values: Any) -> Any:
     """Return tuples, and arrays of NumPy, pandas and PyTorch, as lists; other values unchanged."""
     if not isinstance(values, str | list | tuple):
@@ -71,19 +76,16 @@ AS_LIST, OF_ONE_LENGTH = BeforeValidator(_as_list), AfterValidator(_of_one_lengt
 Key = Annotated[str, Field(max_length=MAX_KEY, strict=True)]
 Text = Annotated[
     str | None,
-    Field(
-        max_length=MAX_TEXT, strict=True,
-        description=f"At most {MAX_TEXT} characters.", examples=["A pot of tea"],
-    ),
-]  # fmt: skip
+    described(f"At most {MAX_TEXT} characters.", "A pot of tea", max_length=MAX_TEXT, strict=True),
+]
 Image = Annotated[
     str | None,
-    Field(
+    described(
+        "`data:image/...`, or an `https://` URL, whose host learns when the image is shown, and to"
+        " which address.",
+        "https://images.example/tea.jpg",
         pattern="^(https://|data:image/)",
         strict=True,
-        description="`data:image/...`, or an `https://` URL, whose host learns when the image is"
-        " shown, and to which address.",
-        examples=["https://images.example/tea.jpg"],
     ),
 ]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-LONGEST, le=LONGEST)]
@@ -116,16 +118,13 @@ class Arms(Model):
     """Arms to select two from."""
 
     features: Annotated[list[Features], Field(min_length=2, fail_fast=True), OF_ONE_LENGTH, AS_LIST]
-    keys: Annotated[list[Key] | None, AS_LIST] = Field(
-        default=None,
-        description="K names. They stay on the device.",
-        examples=[["tea", "coffee", "cocoa"]],
-        strict=True,
+    keys: Annotated[list[Key] | None, AS_LIST] = described(
+        "K names. They stay on the device.", ["tea", "coffee", "cocoa"], None, strict=True
     )
-    contents: Annotated[list[Content] | None, AS_LIST] = Field(
-        default=None,
-        description="What the page shows of each arm. Without them, your application shows it.",
-        examples=[[{"text": "A pot of tea"}, {"text": "A cup of coffee"}, {"text": "Cocoa"}]],
+    contents: Annotated[list[Content] | None, AS_LIST] = described(
+        "What the page shows of each arm. Without them, your application shows it.",
+        [{"text": "A pot of tea"}, {"text": "A cup of coffee"}, {"text": "Cocoa"}],
+        None,
         strict=True,
     )
 
@@ -142,17 +141,15 @@ class Arms(Model):
 class Answer(Model):
     """Which arm won."""
 
-    preferred: Literal["first", "second", "tie"] = Field(
-        description="Winner: `first`, `second` or `tie`.", examples=["first"]
+    preferred: Literal["first", "second", "tie"] = described(
+        "Winner: `first`, `second` or `tie`.", "first"
     )
 
 
 class NamedAnswer(Answer):
     """Which arm won which duel."""
 
-    id: str = Field(
-        description="The duel's id.", max_length=MAX_KEY, strict=True, examples=["Zm9vYmFyYmF6cXV4"]
-    )
+    id: str = described("The duel's id.", "Zm9vYmFyYmF6cXV4", max_length=MAX_KEY, strict=True)
 
 
 class FeatureNames(Model):
@@ -166,9 +163,9 @@ class FeatureNames(Model):
         ]
         | None,
         AS_LIST,
-    ] = Field(
-        description="d different names, in the order of the features; null removes the names.",
-        examples=[["sweetness", "bitterness"]],
+    ] = described(
+        "d different names, in the order of the features; null removes the names.",
+        ["sweetness", "bitterness"],
     )
 
 

@@ -16,53 +16,35 @@ from fldb_flower.errors import SettingsError, one_line, shown
 
 Agents = Literal["common", "local", "personal", "uniform"]
 Exchanges = Literal["none", "one", "several_first", "several"]
+_NAMES = {"agents": get_args(Agents), "exchanges": get_args(Exchanges)}
 T = TypeVar("T", bound=Callable[..., Any])
-E = TypeVar("E", bound="Entry")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A class or function, or its reference ``"module:name"``."""
+    """A class or function, or its reference ``"module:name"``, and the facts of ``register_*``."""
 
     target: str | Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class AlgorithmEntry(Entry):
-    """An algorithm; :func:`register_algorithm` describes the attributes."""
-
     agents: Agents = "common"
     keeps_duels: bool = False
     online: bool = False
     scheduled: bool = True
     exchanges: Exchanges = "several"
-
-
-@dataclass(frozen=True)
-class SelectionEntry(Entry):
-    """A selection rule; :func:`register_selection` describes ``noise``."""
-
     noise: str | Callable[..., Any] | None = None
-
-
-@dataclass(frozen=True)
-class EnvironmentEntry(Entry):
-    """An environment; ``implies``: its data determine settings that are ``auto``."""
-
     implies: bool = False
 
 
-class Catalogue(dict[str, E]):
-    """Entries of one kind by name. Those of the package cannot be replaced."""
+class Catalogue(dict[str, Entry]):
+    """Entries of one kind, a setting, by name. Those of the package cannot be replaced."""
 
-    def __init__(self, kind: type[E], entries: dict[str, E]) -> None:
+    def __init__(self, kind: str, **entries: Entry) -> None:
         super().__init__(entries)
-        self._kind, self._fixed = kind, frozenset(entries)
+        self._kind, self._own = kind, frozenset(entries)
 
     @property
     def added(self) -> frozenset[str]:
         """The names that :meth:`register` added."""
-        return frozenset(self) - self._fixed
+        return frozenset(self) - self._own
 
     def load(self, name: str, part: str = "target") -> Any:
         """Return the class or function of an entry; a SettingsError if it cannot be imported."""
@@ -72,107 +54,92 @@ class Catalogue(dict[str, E]):
         try:
             return pkgutil.resolve_name(found)
         except (ImportError, AttributeError) as error:
-            setting = self._kind.__name__.removesuffix("Entry").lower()
             raise SettingsError(
-                f"{setting}={name}: its {part} is registered as {found!r}, which cannot be imported"
-                f" ({one_line(error)}); register a class or function, or where it can be imported"
+                f"{self._kind}={name}: its {part} is registered as {found!r}, which cannot be"
+                f" imported ({one_line(error)}); register a class or function, or where it can be"
+                " imported"
             ) from error
 
-    def register(self, name: str, target: Any = None, **facts: Any) -> Any:
-        """Add an entry, or replace one that was added before; return ``target``.
-
-        Without ``target``, a decorator is returned.
-        """
+    def register(self, name: str, target: Any = None, **facts: Any) -> Callable[[T], T]:
+        """Add ``target``, in place of one added before; return a decorator that adds another."""
         if not isinstance(name, str):
             _refuse(name, 'the first argument must be the name, as in @register_algorithm("mine")')
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             _refuse(name, "the name must be in snake_case")
-        if name in self._fixed:
+        if name in self._own:
             _refuse(name, "the package has it already")
         for fact, value in facts.items():
-            if problem := _problem(fact, value):
-                _refuse(name, f"{fact}={shown(value)} must be {problem}")
+            if fact in _NAMES:
+                is_valid, valid = value in _NAMES[fact], f"one of {', '.join(_NAMES[fact])}"
+            elif fact == "noise":
+                is_valid = value is None or _is_importable(value)
+                valid = 'a function, its reference "module:name", or None'
+            else:
+                is_valid, valid = isinstance(value, bool), "True or False"
+            if not is_valid:
+                _refuse(name, f"{fact}={shown(value)} must be {valid}")
 
-        def add(target: Any) -> Any:
-            if not _is_reference(target) and not callable(target):
+        def add(target: T) -> T:
+            if not _is_importable(target):
                 valid = 'a class or function, or its reference "module:name"'
                 _refuse(name, f"{shown(target)} must be {valid}")
-            self[name] = self._kind(target, **facts)
+            self[name] = Entry(target, **facts)
             return target
 
-        return add if target is None else add(target)
-
-    def remove(self, name: str) -> None:
-        """Remove an entry that :meth:`register` added."""
-        if name not in self._fixed:
-            self.pop(name, None)
+        if target is not None:
+            add(target)
+        return add
 
 
 def _refuse(name: object, reason: str) -> None:
     raise SettingsError(f"{shown(name)} cannot be registered: {reason}")
 
 
-def _problem(fact: str, value: Any) -> str:
-    """Return the valid values of an attribute of an entry; empty if this one is valid."""
-    if kind := {"agents": Agents, "exchanges": Exchanges}.get(fact):
-        is_valid, valid = value in get_args(kind), f"one of {', '.join(get_args(kind))}"
-    elif fact == "noise":
-        is_valid = value is None or _is_reference(value) or callable(value)
-        valid = 'a function, its reference "module:name", or None'
-    else:
-        is_valid, valid = isinstance(value, bool), "True or False"
-    return "" if is_valid else valid
+def _is_importable(value: Any) -> bool:
+    """Whether a value is a class, a function or a reference to one."""
+    is_reference = isinstance(value, str) and re.fullmatch(r"\w+(\.\w+)*:\w+", value)
+    return callable(value) or bool(is_reference)
 
 
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"\w+(\.\w+)*:\w+", value) is not None
+def _algorithm(target: str, **facts: Any) -> Entry:
+    return Entry(f"fldb_flower.algorithms.{target}", **facts)
 
 
-def _algorithm(target: str, **facts: Any) -> AlgorithmEntry:
-    return AlgorithmEntry(f"fldb_flower.algorithms.{target}", **facts)
-
-
-def _rule(name: str, noise: str | None = None) -> SelectionEntry:
+def _rule(name: str, noise: str | None = None) -> Entry:
     module = "fldb_flower.bandit.selection"
-    return SelectionEntry(f"{module}.rules:{name}", noise and f"{module}.selector:{noise}")
+    return Entry(f"{module}.rules:{name}", noise=noise and f"{module}.selector:{noise}")
 
 
 _ROUNDS = {"online": True, "exchanges": "several_first"}
 _ALONE = {"scheduled": False, "exchanges": "none"}
 
 ALGORITHMS = Catalogue(
-    AlgorithmEntry,
-    {
-        "fldb_ogd": _algorithm("ogd:FLDBOGD", **_ROUNDS),
-        "fldb_gd": _algorithm("gd:FLDBGD", keeps_duels=True, scheduled=False),
-        "fldb_ons": _algorithm("ons:FLDBONS", **_ROUNDS),
-        "fldb_personal": _algorithm(
-            "personal:FLDBPersonal", agents="personal", online=True, exchanges="one"
-        ),
-        "alone": _algorithm("base:Independent", agents="personal", **_ALONE),
-        "ldb": _algorithm("base:Independent", agents="local", **_ALONE),
-        "random": _algorithm("base:Independent", agents="uniform", **_ALONE),
-    },
+    "algorithm",
+    fldb_ogd=_algorithm("ogd:FLDBOGD", **_ROUNDS),
+    fldb_gd=_algorithm("gd:FLDBGD", keeps_duels=True, scheduled=False),
+    fldb_ons=_algorithm("ons:FLDBONS", **_ROUNDS),
+    fldb_personal=_algorithm(
+        "personal:FLDBPersonal", agents="personal", online=True, exchanges="one"
+    ),
+    alone=_algorithm("base:Independent", agents="personal", **_ALONE),
+    ldb=_algorithm("base:Independent", agents="local", **_ALONE),
+    random=_algorithm("base:Independent", agents="uniform", **_ALONE),
 )
 
 SELECTIONS = Catalogue(
-    SelectionEntry,
-    {
-        "ucb": _rule("ucb"),
-        "maxinp": _rule("maxinp"),
-        "colstim": _rule("colstim", "gumbel_per_arm"),
-        "maxpairucb": _rule("maxpairucb"),
-        "thompson": _rule("thompson", "normal_per_draw"),
-    },
+    "selection",
+    ucb=_rule("ucb"),
+    maxinp=_rule("maxinp"),
+    colstim=_rule("colstim", "gumbel_per_arm"),
+    maxpairucb=_rule("maxpairucb"),
+    thompson=_rule("thompson", "normal_per_draw"),
 )
 
 ENVIRONMENTS = Catalogue(
-    EnvironmentEntry,
-    {
-        "synthetic": EnvironmentEntry("fldb_flower.environments.synthetic:Synthetic"),
-        "movielens": EnvironmentEntry("fldb_flower.environments.movielens:MovieLens"),
-        "duels": EnvironmentEntry("fldb_flower.environments.duels:Duels", implies=True),
-    },
+    "environment",
+    synthetic=Entry("fldb_flower.environments.synthetic:Synthetic"),
+    movielens=Entry("fldb_flower.environments.movielens:MovieLens"),
+    duels=Entry("fldb_flower.environments.duels:Duels", implies=True),
 )
 
 
@@ -221,11 +188,10 @@ def register_algorithm(
     >>> fldb.run(algorithm="slow_ogd", num_agents=5, horizon=20).summary["exchanges"] > 0
     True
     """
-    decorate: Callable[[T], T] = ALGORITHMS.register(
+    return ALGORITHMS.register(
         name, agents=agents, keeps_duels=keeps_duels, online=online, scheduled=scheduled,
         exchanges=exchanges,
     )  # fmt: skip
-    return decorate
 
 
 def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T]:
@@ -241,7 +207,7 @@ def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T
     Returns
     -------
     callable
-        Decorator of a class like :class:`fldb_flower.environments.base.Environment`.
+        Decorator of a class like :class:`fldb_flower.environments.Environment`.
 
     Raises
     ------
@@ -254,7 +220,7 @@ def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T
 
     >>> import numpy as np
     >>> import fldb_flower as fldb
-    >>> from fldb_flower.environments.base import Contexts
+    >>> from fldb_flower.environments import Contexts
     >>> @fldb.register_environment("two_arms")
     ... class TwoArms:
     ...     def __init__(self, settings, agents):
@@ -267,8 +233,7 @@ def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T
     >>> result.summary["final_regret"] < 2 * 20
     True
     """
-    decorate: Callable[[T], T] = ENVIRONMENTS.register(name, implies=implies)
-    return decorate
+    return ENVIRONMENTS.register(name, implies=implies)
 
 
 def register_selection(
@@ -308,5 +273,4 @@ def register_selection(
     >>> fldb.DuelingBandit(selection="first_two").propose([[1.0], [2.0], [3.0]])
     (0, 1)
     """
-    decorate: Callable[[T], T] = SELECTIONS.register(name, noise=noise)
-    return decorate
+    return SELECTIONS.register(name, noise=noise)

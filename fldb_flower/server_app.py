@@ -15,7 +15,6 @@ from fldb_flower.runs.experiment import conduct
 from fldb_flower.runs.results import RunDirectory, default_directory, is_finished
 from fldb_flower.settings import Settings, from_flat, without_effect
 from strategies import THETA, make_strategy
-from strategies.device_directory import DeviceDirectory
 from strategies.device_rounds import make_device_server
 
 app = ServerApp()
@@ -70,9 +69,9 @@ def _serve_devices(settings: Settings, grid: Grid) -> None:
         )
     if line := without_effect([settings]):
         _say(f"warning: {line}")
-    directory = DeviceDirectory(_output_directory(settings.output_dir), settings)
-    make_device_server(settings, directory, _say).serve(grid)
-    _say(f"results: {directory.path}")
+    path = _output_directory(settings.output_dir)
+    make_device_server(settings, path, _say).serve(grid)
+    _say(f"results: {path}")
 
 
 def _say(line: str) -> None:

@@ -12,7 +12,6 @@ if __name__ == "__main__":  # before what takes long to import
 
     startup.begin()
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +21,10 @@ import pandas as pd
 
 from fldb_flower.bandit.preference import derivatives
 from fldb_flower.bandit.streams import AgentStreams
-from fldb_flower.errors import FldbError, one_line
 from fldb_flower.federation.history import History
 from fldb_flower.settings import Settings, from_nested
-from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
 from fldb_flower.system.progress import progress
-from fldb_flower.system.startup import interruptible
 from simulations.engines import vectorized
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -114,12 +111,8 @@ def main() -> None:
         help="number of timings (default: %(default)s)",
     )  # fmt: skip
     asked = parser.parse_args()
-    with interruptible():
-        try:
-            with progress("benchmark"):
-                table = algorithms(asked.repetitions)
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    with ending_in_one_line(), progress("benchmark"):
+        table = algorithms(asked.repetitions)
     print(table.to_string(index=False))
 
 

@@ -20,20 +20,20 @@ import contextlib
 import csv
 import math
 import re
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fldb_flower.errors import FederationError, FldbError, OutputError
+from fldb_flower.errors import FederationError
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.system.commands import Parser, bounded, program
-from fldb_flower.system.startup import SERVICE_EXTRA, interruptible, require
+from fldb_flower.system.commands import Parser, bounded, ending_in_one_line, program
+from fldb_flower.system.startup import SERVICE_EXTRA, require
 from simulations.local_federation import Device, LocalFederation, Secure
 from simulations.local_process import LocalProcess
 
@@ -84,11 +84,10 @@ _WAITS = re.compile(
 _EXCHANGE = re.compile(r"(round \d+), exchange (\d+): .* have replied")
 _FIRST_EXCHANGES = 8  # about as many in the first round, until the minimisation has converged
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
-_EPSILON = 50.0  # with --secure: it protects nobody, see `_say_secure`
+_EPSILON = 50.0  # with --secure: it protects nobody
 _SECURE_ROUNDS = 20  # the noise depends on their number
 _DEVICES, _SECURE_DEVICES, _PEOPLE = 3, 6, 2  # by default
-_RUN = {"algorithm": "fldb-ons"}
-_SECURE_RUN = {**_RUN, "privacy_clip": math.sqrt(len(FEATURES))}  # features are from -1 to 1
+_CLIP = math.sqrt(len(FEATURES))  # features are from -1 to 1
 
 
 def arms() -> list[dict[str, Any]]:
@@ -128,70 +127,42 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
         mode = {"secure": Secure(len(FEATURES), _EPSILON)}
     file = folder / "arms.csv"
     with LocalFederation(folder, arguments.devices, arms=file, **mode) as federation:
-        _write_arms(file)
+        rows = [[arm["key"], arm["text"], *arm["features"]] for arm in arms()]
+        with file.open("w", encoding="utf-8", newline="") as table:
+            csv.writer(table).writerows([("arm", "text", *FEATURES), *rows])
         _say(f"the logs are in {federation.folder / 'logs'}")
         if arguments.secure:
-            _say_secure()
+            _say(
+                f"secure sums with epsilon={_EPSILON:g}: it protects nobody, and shows how the"
+                " parts work; for epsilon=3, hundreds of devices are needed"
+            )
+            _say("the helper runs on this machine; in a deployment, somebody else runs it")
         federation.start(_say)
         taken = federation.devices[: arguments.people]
-        with _people(taken, theta):
+        stop = threading.Event()
+        with ThreadPoolExecutor(len(taken) or 1) as people, contextlib.ExitStack() as stack:
+            stack.callback(stop.set)
+            for seed, device in enumerate(taken):
+                people.submit(_answer_duels, device, theta, seed, stop)
             if taken:
                 names = ", ".join(device.key.name for device in taken)
                 _say(f"simulated users are answering duels on {names}")
             for device in federation.devices[arguments.people :]:
                 _say(f"{device.key.name} is yours: {device.url}")
             (federation.results / _SUMMARY).unlink(missing_ok=True)  # of an earlier demo
-            _say(_start(arguments))
+            rounds = "each is one report of every device"
+            if not arguments.secure:
+                rounds = "the first one takes several exchanges"
+            _say(f"starting the rounds; {rounds}")
             run = federation.run(
-                **(_SECURE_RUN if arguments.secure else _RUN),
+                algorithm="fldb-ons",
+                **({"privacy_clip": _CLIP} if arguments.secure else {}),
                 dimension=len(FEATURES),
                 devices_rounds=arguments.rounds or 0,
                 devices_round_seconds=_ROUND_SECONDS,
                 devices_at_least=arguments.devices,
             )
             report(federation, run, theta, arguments)
-
-
-def _start(arguments: argparse.Namespace) -> str:
-    if not arguments.secure:
-        return "starting the rounds; the first one takes several exchanges"
-    return "starting the rounds; each is one report of every device"
-
-
-def _say_secure() -> None:
-    """Print what differs from a deployment."""
-    _say(
-        f"secure sums with epsilon={_EPSILON:g}: it protects nobody, and shows how the parts work;"
-        " for epsilon=3, hundreds of devices are needed"
-    )
-    _say("the helper runs on this machine; in a deployment, somebody else runs it")
-
-
-def _write_arms(path: Path) -> None:
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            rows = [[arm["key"], arm["text"], *arm["features"]] for arm in arms()]
-            csv.writer(file).writerows([("arm", "text", *FEATURES), *rows])
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def _people(devices: Sequence[Device], theta: FloatArray) -> Iterator[None]:
-    """Simulate one user of each device."""
-    stop = threading.Event()
-    people = [
-        threading.Thread(target=_answer_duels, args=(device, theta, seed, stop), daemon=True)
-        for seed, device in enumerate(devices)
-    ]
-    for person in people:
-        person.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for person in people:
-            person.join()
 
 
 def report(
@@ -320,15 +291,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = _arguments(argv)
     require(program(), *SERVICE_EXTRA)
     # Stopping takes seconds; a second signal must not interrupt it.
-    with interruptible(lambda: "stopped", insist=False), contextlib.ExitStack() as stack:
-        try:
-            folder = arguments.dir and arguments.dir.expanduser().absolute()
-            if folder is None:
-                temporary = tempfile.TemporaryDirectory(prefix="fldb-demo-")
-                folder = Path(stack.enter_context(temporary))
-            demonstrate(arguments, folder)
-        except FldbError as error:
-            sys.exit(f"error: {error}")
+    with ending_in_one_line("stopped", insist=False), contextlib.ExitStack() as stack:
+        folder = arguments.dir and arguments.dir.expanduser().absolute()
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="fldb-demo-")
+            folder = Path(stack.enter_context(temporary))
+        demonstrate(arguments, folder)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """`python -m simulations.figures [NAME ...]`: the paper's figures, and their data as CSV.
 
-The settings of a figure are in ``conf/experiment/NAME.yaml``; its curves are defined here.
-``+ours`` adds FLDB-ONS, and LDB with a tuned width, as further curves. ``+bounds`` adds the paper's
-regret bounds, dashed. The figure ``regret`` is in the README and not in the paper.
+The settings and curves of a figure are in ``conf/experiment/NAME.yaml``.
+``+ours`` adds FLDB-ONS, and LDB with a tuned width, as further curves. The figure ``regret`` is in
+the README and not in the paper.
 """
 
 from __future__ import annotations
@@ -13,30 +13,26 @@ if __name__ == "__main__":  # before what takes long to import
     startup.begin()
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 
 import conf
-from fldb_flower.bandit.theory import average_bound
-from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError, one_line
+from fldb_flower.errors import OutputError, SettingsError
 from fldb_flower.federation.history import History
-from fldb_flower.runs import curves
-from fldb_flower.runs.plots import FORMATS, WIDTHS, save_figure
+from fldb_flower.runs import plots
 from fldb_flower.runs.results import identity
-from fldb_flower.runs.styles import styles_of
+from fldb_flower.runs.styles import style_of, styles_of
 from fldb_flower.settings import Settings, from_nested
-from fldb_flower.system.commands import Parser, bounded
-from fldb_flower.system.files import reason_of, replace_file
+from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
+from fldb_flower.system.files import replace_file, reported
 from fldb_flower.system.progress import progress
-from fldb_flower.system.startup import interruptible
 from simulations.engines import vectorized
 from simulations.pools import map_in_processes
 
@@ -44,87 +40,44 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SEEDS = (0, 1, 2)  # "three independent runs", App. B
-Overrides = dict[str, Any]
-
-_OGD, _GD, _LDB = {"algorithm": "fldb_ogd"}, {"algorithm": "fldb_gd"}, {"algorithm": "ldb"}
-_ONS = {"algorithm": "fldb_ons"}
+SEEDS = 3  # "three independent runs", App. B
 _WIDTH = {"lambda": 1.0, "beta_scale": 0.3}  # docs/selection.md has other values
-_TUNED = {**_LDB, **_WIDTH, "tau": 1}  # one run for every tau
-_OURS: dict[str, Overrides] = {"LDB, tuned": _TUNED, "FLDB-ONS": _ONS}
-_COMPARED = {"LDB": _LDB, "FLDB-OGD": _OGD, "FLDB-GD": _GD}
-_AGENTS = {f"N={agents}": {"num_agents": agents} for agents in (20, 50, 100, 200)}
-_TAUS = (1, 2, 3, 4, 5, 6, 7, 8)
-
+_TUNED = {"algorithm": "ldb", **_WIDTH, "tau": 1}  # one run for every tau
+_OURS = {"LDB, tuned": _TUNED, "FLDB-ONS": {"algorithm": "fldb_ons"}}
+_NAMES = {"num_agents": "N", "num_arms": "K"}  # of settings in labels
 _SYMBOLS = {"tau": r"\tau", "sigma^2": r"\sigma^2"}
 _AXES = {"tau": r"communication period $\tau$", "rounds": "communication rounds"}
 _COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
 _ESTIMATES = ("log_loss", "accuracy", "heterogeneity")  # of algorithms that have them
 
-
-class Panel(NamedTuple):
-    """A figure: its title, overrides of its experiment by curve, those of ``+ours``, its axis.
-
-    ``against`` is ``iteration`` (cumulative regret), or ``tau`` or ``rounds`` (final regret).
-    """
-
-    title: str
-    curves: Mapping[str, Overrides]
-    ours: Mapping[str, Overrides] = MappingProxyType({})
-    against: str = "iteration"
-
-
-def _final(arms: Iterable[int]) -> dict[str, Overrides]:
-    """Return the runs of curves of the final regret: one curve per K, one point per tau."""
-    return {f"K={k}, tau={tau}": {"num_arms": k, "tau": tau} for k in arms for tau in _TAUS}
-
-
 PANELS = {
-    "fig1a": Panel("N=50 (K=10, d=5)", _COMPARED, _OURS),
-    "fig1b": Panel("N=100 (K=10, d=5)", _COMPARED, _OURS),
-    "fig1c": Panel("N=100, tau=2 (K=10, d=5)", _COMPARED, _OURS),
-    "fig1d": Panel("MovieLens (K=5, d=10)", _COMPARED, _OURS),
-    "fig2a": Panel("FLDB-OGD (K=10, d=5)", _AGENTS),
-    "fig2b": Panel("FLDB-OGD (K=50, d=5)", _AGENTS),
-    "fig2c": Panel(
-        "heterogeneous agents (K=5, d=5)",
-        {
-            f"{name}, sigma^2={sigma**2:.2g}": {**algorithm, "environment": {"sigma": sigma}}
-            for sigma in (0.1**0.5, 0.5)
-            for name, algorithm in {"FLDB-OGD": _OGD, "FLDB-GD": _GD}.items()
-        },
-    ),
-    "fig2d": Panel("communication vs. regret (N=100, d=5)", _final([10]), against="rounds"),
-    "fig3a": Panel("sigma^2=0.01 (K=5, d=5)", _COMPARED, _OURS),
-    "fig3b": Panel("sigma^2=0.1 (K=5, d=5)", _COMPARED, _OURS),
-    "fig3c": Panel("sigma^2=0.25 (K=5, d=5)", _COMPARED, _OURS),
-    "fig4a": Panel("tau=4 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
-    "fig4b": Panel("tau=6 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
-    "fig4c": Panel("tau=8 (N=100, K=10, d=5)", {"LDB": _LDB, "FLDB-OGD": _OGD}, _OURS),
-    "fig5a": Panel(r"final regret vs. $\tau$ (N=100)", _final([5, 10, 20]), against="tau"),
-    "fig5b": Panel("final regret vs. rounds (N=100)", _final([5, 10, 20]), against="rounds"),
+    "fig1a": "N=50 (K=10, d=5)",
+    "fig1b": "N=100 (K=10, d=5)",
+    "fig1c": "N=100, tau=2 (K=10, d=5)",
+    "fig1d": "MovieLens (K=5, d=10)",
+    "fig2a": "FLDB-OGD (K=10, d=5)",
+    "fig2b": "FLDB-OGD (K=50, d=5)",
+    "fig2c": "heterogeneous agents (K=5, d=5)",
+    "fig2d": "communication vs. regret (N=100, d=5)",
+    "fig3a": "sigma^2=0.01 (K=5, d=5)",
+    "fig3b": "sigma^2=0.1 (K=5, d=5)",
+    "fig3c": "sigma^2=0.25 (K=5, d=5)",
+    "fig4a": "tau=4 (N=100, K=10, d=5)",
+    "fig4b": "tau=6 (N=100, K=10, d=5)",
+    "fig4c": "tau=8 (N=100, K=10, d=5)",
+    "fig5a": r"final regret vs. $\tau$ (N=100)",
+    "fig5b": "final regret vs. rounds (N=100)",
 }
-
-OVERVIEW = "regret"  # in the README, with the settings of Fig. 1b
-_OVERVIEW = Panel(
-    "100 agents learn one preference (K=10, d=5)",
-    {
-        **_COMPARED,
-        "LDB, tuned": _TUNED,
-        "FLDB-GD, tuned": {**_GD, **_WIDTH},
-        "FLDB-ONS, geometric": {**_ONS, "schedule": {"name": "geometric"}},
-    },
-)
-
-
-class Output(NamedTuple):
-    """Formats of figures, and their width; None: that of each figure in the documents."""
-
-    width: str | None = None
-    formats: tuple[str, ...] = ("png",)
-
-
-_DEFAULT = Output()
+"""Titles of the paper's figures."""
+AGAINST = {"fig2d": "rounds", "fig5a": "tau", "fig5b": "rounds"}
+"""Figures of the final regret; the others show the cumulative regret against the iterations."""
+OVERVIEW, _TITLE = "regret", "100 agents learn one preference (K=10, d=5)"
+"""A figure in the README, with the curves of Fig. 1b and tuned ones."""
+_TUNED_OVERVIEW = {
+    "LDB, tuned": _TUNED,
+    "FLDB-GD, tuned": {"algorithm": "fldb_gd", **_WIDTH},
+    "FLDB-ONS, geometric": {"algorithm": "fldb_ons", "schedule": {"name": "geometric"}},
+}
 
 
 class Result(NamedTuple):
@@ -134,32 +87,57 @@ class Result(NamedTuple):
     numbers: dict[str, float]
 
 
-def panel_of(name: str) -> Panel:
-    """Return the panel of a figure; a SettingsError if it does not exist."""
-    if name == OVERVIEW:
-        return _OVERVIEW
-    if name not in PANELS:
+_Group = Sequence[tuple[Settings, Result]]  # one run per seed
+_Runs = Mapping[str, _Group]  # by curve
+
+
+def curves_of(name: str, *, ours: bool = True) -> dict[str, dict[str, Any]]:
+    """Return the settings of each curve that differ from the defaults, without the seed.
+
+    The curves are those that the experiment sweeps. In figures of the final regret, each point is
+    one. ``ours`` adds those of ``+ours`` to figures with LDB.
+    """
+    if name not in (*PANELS, OVERVIEW):
         raise SettingsError(f"no figure {name!r}: there are {', '.join([*PANELS, OVERVIEW])}")
-    return PANELS[name]
+    file = f"{'fig1b' if name == OVERVIEW else name}.yaml"
+    base: Any = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / file)
+    swept = base.pop("hydra").sweeper.params
+    found: dict[str, Any] = {}
+    for values in itertools.product(
+        *(str(swept[key]).split(",") for key in swept if key != "seed")
+    ):
+        words = map("=".join, zip(swept, values, strict=False))
+        chosen = OmegaConf.from_dotlist(list(words))
+        found[_label(chosen)] = chosen
+    if name == OVERVIEW:
+        found |= _TUNED_OVERVIEW
+    elif ours and "LDB" in found:
+        found |= _OURS
+    merged: Any = {key: OmegaConf.to_container(OmegaConf.merge(base, found[key])) for key in found}
+    return dict(merged)
 
 
-def values_of(name: str, overrides: Overrides) -> dict[str, Any]:
-    """Return the settings of a curve that differ from the defaults."""
-    file = "fig1b" if name == OVERVIEW else name
-    experiment = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / f"{file}.yaml")
-    values: Any = OmegaConf.to_container(OmegaConf.merge(experiment, overrides))
-    values.pop("hydra", None)  # the settings of sweeps
-    return dict(values)
+def _label(chosen: Any) -> str:
+    """Return the label of a curve, such as ``FLDB-OGD, sigma^2=0.1``."""
+    parts = [style_of(chosen.algorithm)["label"]] if "algorithm" in chosen else []
+    for key in chosen:
+        if key == "environment":
+            parts.append(f"sigma^2={chosen.environment.sigma**2:.2g}")
+        elif key != "algorithm":
+            parts.append(f"{_NAMES.get(key, key)}={chosen[key]}")
+    return ", ".join(parts)
 
 
-def settings_of(name: str, overrides: Overrides, seed: int, movielens: str) -> Settings:
+def settings_of(name: str, curve: Mapping[str, Any], seed: int, movielens: str) -> Settings:
     """Return the settings of one run of a figure."""
-    values = {**values_of(name, overrides), "seed": seed}
-    if values.get("environment", {}).get("name") == "movielens":
+    world = dict(curve.get("environment", {}))
+    if world.get("name") == "movielens":
         if not movielens:
             raise SettingsError(f"{name} needs MovieLens ratings: name them with --movielens PATH")
-        values["environment"]["path"] = movielens
-    return from_nested(values, f"conf/experiment/{name}.yaml")
+        world["path"] = movielens
+    return from_nested(
+        {**curve, "environment": world, "seed": seed}, f"conf/experiment/{name}.yaml"
+    )
 
 
 def simulate(settings: Settings) -> Result:
@@ -199,41 +177,33 @@ def make(
     folder: Path,
     *,
     ours: bool = False,
-    bounds: bool = False,
     movielens: str = "",
-    seeds: int = len(SEEDS),
-    output: Output = _DEFAULT,
+    seeds: int = SEEDS,
+    width: str | None = None,
+    formats: Sequence[str] = ("png",),
 ) -> dict[str, dict[str, list[Result]]]:
     """Simulate and draw figures, with their data as NAME.csv; return the results of each curve.
 
-    A run of two figures is simulated once.
+    A run of two figures is simulated once. By default, a figure has its width in the documents.
     """
-    panels = {name: panel_of(name) for name in names}
     wanted = {
-        (name, label): [settings_of(name, overrides, seed, movielens) for seed in range(seeds)]
-        for name, panel in panels.items()
-        for label, overrides in {**panel.curves, **(panel.ours if ours else {})}.items()
+        name: {
+            label: [settings_of(name, curve, seed, movielens) for seed in range(seeds)]
+            for label, curve in curves_of(name, ours=ours).items()
+        }
+        for name in names
     }
-    try:
+    with reported(OutputError, f"write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder}: {reason_of(error)}") from None
-    results = each_once(each for group in wanted.values() for each in group)
-    found: dict[str, dict[str, list[Result]]] = {name: {} for name in names}
+    results = each_once(
+        each for groups in wanted.values() for group in groups.values() for each in group
+    )
+    found: dict[str, dict[str, list[Result]]] = {}
     with progress("draw", len(names), "figure") as done:
-        for name in names:
-            runs = {label: group for (of, label), group in wanted.items() if of == name}
-            rows = pd.concat(
-                _rows(label, each, results[each]) for label, group in runs.items() for each in group
-            )
-            path = folder / f"{name}.csv"
-            try:
-                replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
-            except OSError as error:
-                raise OutputError(f"cannot write {path}: {reason_of(error)}") from None
-            shown = {label: group[0] for label, group in runs.items()} if bounds else {}
-            draw(name, rows, shown, folder, output)
-            found[name] = {label: [results[each] for each in runs[label]] for label in runs}
+        for name, groups in wanted.items():
+            runs = {label: [(each, results[each]) for each in groups[label]] for label in groups}
+            _write(name, runs, folder / f"{name}.csv", width, formats)
+            found[name] = {label: [result for _, result in runs[label]] for label in runs}
             done()
     return found
 
@@ -253,40 +223,27 @@ def _rows(label: str, settings: Settings, result: Result) -> pd.DataFrame:
     )
 
 
-def redraw(name: str, folder: Path, *, bounds: bool, movielens: str, output: Output) -> None:
-    """Draw a figure again from its CSV file, without simulating."""
-    path, panel = folder / f"{name}.csv", panel_of(name)
-    known = {**panel.curves, **panel.ours}
-    try:
-        rows = pd.read_csv(path, dtype={"iteration": "int64", "cumulative_regret": "float64"})
-        shown = {each: settings_of(name, known[each], 0, movielens) for each in rows.curve.unique()}
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, AttributeError):
-        raise DataError(f"{path} is not the CSV file of {name}: draw without --redraw") from None
-    draw(name, rows, shown if bounds else {}, folder, output)
-
-
-def draw(
-    name: str, rows: pd.DataFrame, bounds: Mapping[str, Settings], folder: Path, output: Output
-) -> None:
-    """Draw a figure from its CSV, with the regret bounds of the curves in ``bounds``."""
-    panel = panel_of(name)
-    width = output.width or ("page" if name == OVERVIEW else "column")
+def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Sequence[str]) -> None:
+    """Write the data of a figure, and draw it beside."""
+    rows = pd.concat(_rows(label, *run) for label in runs for run in runs[label])
+    with reported(OutputError, f"write {path}"):
+        replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
+    width = width or ("page" if name == OVERVIEW else "column")
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         if name == OVERVIEW:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
-        if panel.against == "iteration":
-            _draw_curves(axes, name, rows, bounds, narrow=width == "column")
+        if name in AGAINST:
+            _draw_final(axes, AGAINST[name], rows[rows.iteration == rows.iteration.max()])
         else:
-            _draw_final(axes, panel.against, rows)
-        axes.set_title(f"{_math(panel.title)}\n{curves.errors_text([rows.seed.nunique()])}")
+            plots.regret(axes, [_curve(runs[label], label, width == "column") for label in runs])
+        seeds = plots.errors_text([len(group) for group in runs.values()])
+        axes.set_title(f"{_math(PANELS.get(name, _TITLE))}\n{seeds}")
 
     height = 2.5 if width == "column" else 3.2
-    save_figure(folder / f"{name}.png", paint, height=height, width=width, formats=output.formats)
+    plots.save_figure(path, paint, height=height, width=width, formats=formats)
 
 
 def _math(label: str) -> str:
@@ -298,29 +255,12 @@ def _math(label: str) -> str:
     return re.sub(r"\b(N|K|d|tau|sigma\^2)=([\d.]+)", formula, label)
 
 
-def _draw_curves(
-    axes: Axes, name: str, rows: pd.DataFrame, bounds: Mapping[str, Settings], *, narrow: bool
-) -> None:
-    panel, labels, shown = panel_of(name), rows.curve.unique().tolist(), []
-    for label in labels:
-        part = rows[rows.curve == label]
-        wide = part.pivot(index="seed", columns="iteration", values="cumulative_regret")
-        values = values_of(name, {**panel.curves, **panel.ours}[label])
-        algorithm = str(values.get("algorithm", Settings.algorithm))
-        text = _math(label).replace(", ", "\n" if narrow and len(label) > 14 else ", ")
-        shown.append(curves.Curve(algorithm, wide.to_numpy(), text))
-    lines = curves.means(axes, shown)
-    for label, line in zip(labels, tuple(lines), strict=True):
-        steps = np.arange(1.0, rows.iteration.max() + 1)
-        if label in bounds and (bound := average_bound(steps, bounds[label])) is not None:
-            text = f"{line.get_label()}, bound"
-            lines += axes.plot(steps, bound, color=line.get_color(), linewidth=0.7, label=text)
-    curves.label_axes(axes)
-    curves.label(axes, lines)
+def _curve(group: _Group, label: str, narrow: bool) -> plots.Curve:
+    text = _math(label).replace(", ", "\n" if narrow and len(label) > 14 else ", ")
+    return plots.Curve(group[0][0].algorithm, [result.regret for _, result in group], text)
 
 
-def _draw_final(axes: Axes, against: str, rows: pd.DataFrame) -> None:
-    last = rows[rows.iteration == rows.iteration.max()]
+def _draw_final(axes: Axes, against: str, last: pd.DataFrame) -> None:
     groups = list(last.groupby("num_arms"))
     styles = styles_of(["fldb_ogd"] * len(groups))
     lines = []
@@ -329,7 +269,7 @@ def _draw_final(axes: Axes, against: str, rows: pd.DataFrame) -> None:
         side = place - (len(groups) - 1) / 2  # keeps the error bars apart
         x = table.index + 0.1 * side if against == "tau" else table.index * 1.02**side
         values = [x, table["mean"], table["sem"].fillna(0)]
-        lines.append(curves.points(axes, values, style, f"$K={arms}$"))
+        lines.append(plots.points(axes, values, style, f"$K={arms}$"))
     if against == "rounds":
         axes.set_xscale("log")
         ticks: list[int] = []
@@ -339,29 +279,24 @@ def _draw_final(axes: Axes, against: str, rows: pd.DataFrame) -> None:
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
     axes.set_xlabel(_AXES[against])
-    axes.set_ylabel(f"final {curves.REGRET}")
+    axes.set_ylabel(f"final {plots.REGRET}")
     if len(groups) > 1:
-        curves.label(axes, lines)
+        plots.label(axes, lines)
 
 
 def _make_asked(asked: argparse.Namespace) -> None:
     """Make the requested figures, and print their files, or CSV files without a plot."""
-    names = [name for name in asked.name if name not in ("+ours", "+bounds")]
+    names = [name for name in asked.name if name != "+ours"]
     if not names:
         names = [name for name in PANELS if asked.movielens or name != "fig1d"]
         if "fig1d" not in names:
             print("fig1d is omitted: it needs --movielens PATH", file=sys.stderr)
-    output = Output(asked.width, asked.format)
-    options = {"bounds": "+bounds" in asked.name, "movielens": asked.movielens, "output": output}
-    if asked.redraw:
-        with progress("draw", len(names), "figure") as done:
-            for name in names:
-                redraw(name, asked.output, **options)
-                done()
-    else:
-        make(names, asked.output, ours="+ours" in asked.name, seeds=asked.seeds, **options)
+    make(
+        names, asked.output, ours="+ours" in asked.name, movielens=asked.movielens,
+        seeds=asked.seeds, width=asked.width, formats=asked.format,
+    )  # fmt: skip
     for name in names:
-        drawn = [asked.output / f"{name}.{each}" for each in output.formats]
+        drawn = [asked.output / f"{name}.{each}" for each in asked.format]
         for path in [each for each in drawn if each.exists()] or [asked.output / f"{name}.csv"]:
             print(path)
 
@@ -370,8 +305,8 @@ def _formats(text: str) -> tuple[str, ...]:
     """Return the formats in a text such as ``pdf,svg``, each once."""
     names = dict.fromkeys(name.strip().lower() for name in text.split(","))
     for name in names:
-        if name not in FORMATS:
-            known = ", ".join(FORMATS)
+        if name not in plots.FORMATS:
+            known = ", ".join(plots.FORMATS)
             raise argparse.ArgumentTypeError(f"{name!r} is not a format: there are {known}")
     return tuple(names)
 
@@ -380,28 +315,22 @@ def main() -> None:
     """Run the command."""
     parser = Parser(description=__doc__, allow_abbrev=False)
     known = ", ".join([*PANELS, OVERVIEW])
-    parser.add_argument("name", nargs="*", help=f"{known}, +ours, +bounds")
+    parser.add_argument("name", nargs="*", help=f"{known}, +ours")
     parser.add_argument("--output", type=Path, default=Path("figures"), help="folder")
     parser.add_argument("--movielens", default="", metavar="PATH", help="ratings, for fig1d")
     seeds = bounded(int, 1, 1000)
-    parser.add_argument("--seeds", type=seeds, default=len(SEEDS), help="of each curve (default 3)")
+    parser.add_argument("--seeds", type=seeds, default=SEEDS, help="of each curve (default 3)")
     parser.add_argument(
         "--format", type=_formats, default=("png",), metavar="FORMAT,...",
-        help=f"{', '.join(FORMATS)}, separated by commas (default png)",
+        help=f"{', '.join(plots.FORMATS)}, separated by commas (default png)",
     )  # fmt: skip
-    inches = ", ".join(f"{name}: {width:g} in" for name, width in WIDTHS.items())
+    inches = ", ".join(f"{name}: {width:g} in" for name, width in plots.WIDTHS.items())
     parser.add_argument(
-        "--width", choices=list(WIDTHS), help=f"{inches} (default: as in the documents)"
-    )
-    parser.add_argument(
-        "--redraw", action="store_true", help="draw the CSV files in the folder, without simulating"
+        "--width", choices=list(plots.WIDTHS), help=f"{inches} (default: as in the documents)"
     )
     asked = parser.parse_args()
-    with interruptible():
-        try:
-            _make_asked(asked)
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    with ending_in_one_line():
+        _make_asked(asked)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
-"""Hydra's configuration of the settings, and its errors in one line."""
+"""Hydra's configuration of the settings, its errors in one line, and the text of the help."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import shutil
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
@@ -19,7 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 import conf
 from fldb_flower.errors import SettingsError, extra_missing
-from fldb_flower.settings import defaults_nested, hydra_entries, suggestion
+from fldb_flower.settings import Entry, hydra_entries, suggestion, unflatten
+from fldb_flower.system.commands import program
 
 CONF = Path(conf.__path__[0])
 _HERE = "(from the command line)"
@@ -38,7 +43,8 @@ def store_settings(folders: Sequence[str] = ()) -> None:
     A file of the same name in ``conf/`` or in one of the folders, those of the user, replaces it.
     """
     store, known = ConfigStore.instance(), [CONF, *map(Path, folders)]
-    store.store(name="settings", node=defaults_nested())
+    defaults = {entry.dotted: entry.default for entry in hydra_entries()}
+    store.store(name="settings", node=unflatten(defaults))
     for entry in hydra_entries():
         group, key = entry.path[0], entry.path[-1]
         if key == "name" or group in {"algorithm", "selection"}:
@@ -125,3 +131,78 @@ def undecodable(error: UnicodeDecodeError, folders: Sequence[str]) -> str:
                 break
     at = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
     return f"{file} is not UTF-8 text ({at}): save it in the encoding UTF-8"
+
+
+HEADINGS = {  # by the first setting below
+    "num_agents": "problem",
+    "environment.sigma": "environment",
+    "schedule.ratio": "schedule and engine",
+    "lambda": "confidence widths",
+    "alpha": "FLDB-OGD",
+    "solver": "FLDB-GD",
+    "ons_ridge": "FLDB-ONS",
+    "personal_ridge": "FLDB-Personal",
+    "max_difference": "messages and nodes",
+    "privacy.epsilon": "differential privacy",
+    "fraction_train": "participation",
+    "resume": "files of a run",
+}
+_INDENT = " " * 4
+
+
+def help_text(config_dir: str | None = None) -> str:
+    """Return the usage, the groups with their choices, and the settings with their defaults.
+
+    ``config_dir`` is the folder with the user's configuration groups.
+    """
+    run = program()
+    sweep = "fldb sweep" if run.startswith("fldb ") else f"{run} -m"
+    run = run.replace("fldb sweep", "fldb run")
+    lines = [
+        f"usage: {run} [GROUP=CHOICE ...] [SETTING=VALUE ...]",
+        f"       {sweep} [GROUP=CHOICE,CHOICE ...] [SETTING=VALUE,VALUE ...]",
+        "",
+        "Simulate a federation and write the results to a new folder. A sweep runs all",
+        "combinations of the given values, and writes tables and a plot of all runs.",
+        "",
+        "examples:",
+        f"  {run} algorithm=fldb_ons tau=1",
+        f"  {sweep} tau=1,2,4 'seed=range(3)'",
+        "A value with spaces or special characters needs quotes, and quotes for the shell:",
+        f"  {run} environment=movielens 'environment.path=\"~/ml (1).zip\"'",
+        "--config-dir DIR adds your own choices, such as DIR/experiment/mine.yaml:",
+        f"  {run} --config-dir DIR experiment=mine",
+        "",
+        "groups:",
+    ]
+    folders = [] if config_dir is None else [config_dir]
+    store_settings(folders)
+    search = [f"hydra.searchpath=['file://{Path(each).resolve()}']" for each in folders]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        groups = [group for group in loader.list_groups("") if group != "hydra"]
+        for group in groups:
+            choices = "|".join(loader.get_group_options(group, overrides=search))
+            lines.append(f"  {group}={choices}")
+    lines += ["", "settings, with their defaults:"]
+    for entry in hydra_entries():
+        if entry.dotted in HEADINGS:
+            lines += ["", f"{HEADINGS[entry.dotted]}:"]
+        if entry.path[-1] != "name" and entry.dotted not in groups:
+            lines.append(_described(entry))
+    return "\n".join([
+        *lines,
+        "",
+        "hydra.run.dir=DIR, or hydra.sweep.dir=DIR for a sweep, sets the folder of the results.",
+        "--hydra-help prints the options of Hydra.",
+    ])  # fmt: skip
+
+
+def _described(entry: Entry) -> str:
+    """Return a setting with its default, and its meaning below."""
+    default = str(entry.default).lower() if entry.kind is bool else entry.default
+    names = f" One of {', '.join(entry.choices)}." if entry.choices else ""
+    width = min(max(shutil.get_terminal_size().columns, 40), 100) - len(_INDENT)
+    meaning = textwrap.fill(entry.help + names, width, break_on_hyphens=False)
+    shown = default if default != "" else repr("")
+    return f"  {entry.dotted}={shown}\n{textwrap.indent(meaning, _INDENT)}"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from fldb_flower.deployment.keys import CA, DEVICES, SERVER, SERVER_KEY, create, create_helper_key
 from fldb_flower.deployment.processes import HOST, free_port, is_open, project_folder, toml, tool
 from fldb_flower.errors import FederationError, OutputError
-from fldb_flower.system.files import read_part
+from fldb_flower.system.files import read_part, reported
 from simulations.local_process import PROJECT, START_SECONDS, LocalProcess, configure_flwr
 
 FEDERATION, PUBLIC, VAULT, NODE_TOKEN = "local", "helper.pub", "vault.toml", "node.token"
@@ -40,6 +40,15 @@ class Secure(NamedTuple):
     dimension: int
     epsilon: float
     max_epsilon: float = 1000.0
+
+
+def _options(**values: object) -> list[str]:
+    """Return the options of a command."""
+    return [
+        word
+        for name, value in values.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
 class UnreachableError(FederationError):
@@ -66,36 +75,26 @@ class Device(LocalProcess):
         self.port = free_port()
         self.node_token = self.store.with_name(NODE_TOKEN)
         config: dict[str, object] = {"store-path": str(self.store)}
-        options: list[str] = []
+        options = _options(store=self.store, port=self.port)
         if secure:
             url = f"http://{HOST}:{self.port}"
             config = {"service-url": url, "node-token-file": str(self.node_token)}
-            options = ["--vault", str(self.store.with_name(VAULT))]
-            options += ["--node-token-file", str(self.node_token)]
-        super().__init__(
-            f"{name}-supernode",
-            folder,
-            [
-                tool("flower-supernode"),
-                *("--superlink", superlink),
-                *("--root-certificates", str(keys / CA)),
-                *("--auth-supernode-private-key", str(self.key)),
-                *("--host", HOST, "--port", str(free_port())),
-                *("--node-config", toml({**config, **node_config})),
-            ],
-            umask=_PRIVATE,
+            vault = self.store.with_name(VAULT)
+            options += _options(vault=vault, node_token_file=self.node_token)
+        if arms is not None:
+            options += _options(arms=arms)
+        supernode = _options(
+            superlink=superlink,
+            root_certificates=keys / CA,
+            auth_supernode_private_key=self.key,
+            host=HOST,
+            port=free_port(),
+            node_config=toml({**config, **node_config}),
         )
-        self.service = LocalProcess(
-            f"{name}-service",
-            folder,
-            [
-                sys.executable,
-                *("-m", "clients.service", "--store", str(self.store), "--port", str(self.port)),
-                *options,
-                *(() if arms is None else ("--arms", str(arms))),
-            ],
-            umask=_PRIVATE,
-        )
+        command = [tool("flower-supernode"), *supernode]
+        super().__init__(f"{name}-supernode", folder, command, umask=_PRIVATE)
+        command = [sys.executable, "-m", "clients.service", *options]
+        self.service = LocalProcess(f"{name}-service", folder, command, umask=_PRIVATE)
 
     @property
     def token(self) -> str:
@@ -110,12 +109,7 @@ class Device(LocalProcess):
     def ask(self, path: str, body: object = None) -> Any:
         """Return the reply of the service to a GET request, or to a POST request with a JSON body.
 
-        Raises
-        ------
-        UnreachableError
-            The service does not answer.
-        FederationError
-            The status of the reply is not 200.
+        UnreachableError: it does not answer; FederationError: the status of the reply is not 200.
         """
         connection = http.client.HTTPConnection(HOST, self.port, timeout=_REQUEST_SECONDS)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
@@ -178,26 +172,17 @@ class LocalFederation:
         self.port = free_port()
         self.address = f"{HOST}:{self.port}"
         keys = self.folder / "keys"
-        try:
+        with reported(OutputError, f"use {folder}"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot use {folder}: {error.strerror}") from None
         if options is None:
             database = str(self.folder / "superlink.db")
             options = ["--enable-supernode-auth", "--database", database]
-        self.superlink = LocalProcess(
-            "superlink",
-            self.folder,
-            [
-                tool("flower-superlink"),
-                *("--host", HOST, "--port", str(self.port)),
-                *("--ssl-ca-certfile", str(keys / CA)),
-                *("--ssl-certfile", str(keys / SERVER)),
-                *("--ssl-keyfile", str(keys / SERVER_KEY)),
-                *options,
-            ],
-            umask=_PRIVATE,
-        )
+        tls = {
+            "ssl_ca_certfile": keys / CA, "ssl_certfile": keys / SERVER,
+            "ssl_keyfile": keys / SERVER_KEY,
+        }  # fmt: skip
+        command = [tool("flower-superlink"), *_options(host=HOST, port=self.port, **tls), *options]
+        self.superlink = LocalProcess("superlink", self.folder, command, umask=_PRIVATE)
         self.devices = [
             Device(name, self.folder, self.address, node_config or {}, arms, secure=secure)
             for name in (f"device{number}" for number in range(1, devices + 1))
@@ -208,14 +193,11 @@ class LocalFederation:
         self.secure = secure
         self.helper_port = free_port()
         self.helper_folder = self.folder / "helper"
-        self.helper = self._helper(keys / "helper")
+        where = _options(key=keys / "helper", dir=self.helper_folder, port=self.helper_port)
+        command = [sys.executable, "-m", "clients.helper", *where]
+        self.helper = LocalProcess("helper", self.folder, command, umask=_PRIVATE)
         if secure:
             create_vaults(keys / "helper", [each.store.parent for each in self.devices], secure)
-
-    def _helper(self, key: Path) -> LocalProcess:
-        where = ["--dir", str(self.helper_folder), "--port", str(self.helper_port)]
-        command = [sys.executable, "-m", "clients.helper", "--key", str(key), *where]
-        return LocalProcess("helper", self.folder, command, umask=_PRIVATE)
 
     def start(self, say: Callable[[str], None] = lambda _line: None) -> None:
         """Start the services and the SuperLink, register the devices, start the SuperNodes.
@@ -252,14 +234,10 @@ class LocalFederation:
 
     def register(self, devices: Sequence[Device]) -> None:
         """Register the public keys of devices with the SuperLink; a key may be registered again."""
-        commands = [
-            self.flwr(
-                f"register-{device.key.name}",
-                *("supernode", "register", str(device.key.with_suffix(".pub")), _LINK),
-                *("--name", device.key.name),
-            )
-            for device in devices
-        ]
+        commands = []
+        for key in (device.key for device in devices):
+            words = ("supernode", "register", str(key.with_suffix(".pub")), _LINK)
+            commands.append(self.flwr(f"register-{key.name}", *words, "--name", key.name))
         try:
             for command in commands:
                 command.start()
@@ -302,14 +280,12 @@ class LocalFederation:
         part.wait_for(_STARTED, "submitted")
         return part
 
-    @property
-    def _services(self) -> list[LocalProcess]:
-        return [*(device.service for device in self.devices), self.helper]
-
     def check(self) -> None:
         """Raise FederationError if the SuperLink, a SuperNode, a service or the helper ended."""
-        for part in (self.superlink, *self.devices, *self._services):
-            if not part.is_running and (self.secure or part is not self.helper):
+        helpers = [self.helper] if self.secure else []
+        services = [device.service for device in self.devices]
+        for part in (self.superlink, *self.devices, *services, *helpers):
+            if not part.is_running:
                 raise FederationError(f"{part.name} is needed and does not run: {part.end()}")
 
     def model(self) -> dict[str, Any] | None:
@@ -327,7 +303,7 @@ class LocalFederation:
 
     def stop(self) -> None:
         """Stop all processes, the SuperLink last, since SuperNodes sign off from it."""
-        others = [*self.runs, *self.devices, *self._services]
+        others = [*self.runs, *self.devices, *(each.service for each in self.devices), self.helper]
         for part in others:
             part.terminate()
         for part in (*others, self.superlink):
@@ -348,13 +324,10 @@ def create_vaults(key: Path, folders: Iterable[Path], secure: Secure) -> None:
     if not key.exists():
         create_helper_key(key)
     public = key.with_name(f"{key.name}.pub").read_text("ascii")
-    values = {
-        "federation": FEDERATION,
-        "helper": PUBLIC,
-        "dimension": secure.dimension,
-        "max_epsilon": secure.max_epsilon,
-    }
-    content = "".join(f"{toml({name: value})}\n" for name, value in values.items())
+    content = (
+        f'federation="{FEDERATION}"\nhelper="{PUBLIC}"\n'
+        f"dimension={secure.dimension}\nmax_epsilon={secure.max_epsilon}\n"
+    )
     for folder in folders:
         (folder / PUBLIC).write_text(public, encoding="ascii")
         (folder / VAULT).write_text(content, encoding="ascii")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fldb_flower.deployment.processes import flower_environment, reason_in
+from fldb_flower.deployment.processes import reason_in
 from fldb_flower.errors import FederationError, one_line
 
 PROJECT = Path(__file__).parents[1]
@@ -136,12 +136,17 @@ class LocalProcess:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return the environment of a process with this home, in which Flower's commands are found."""
-    own = os.environ
+    """Return the environment of a process with this home, in which Flower's commands are found.
+
+    It has no Matplotlib backend: Jupyter sets one that these processes may be unable to import.
+    """
+    own = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     programs = [str(Path(sys.executable).parent), own.get("PATH", os.defpath)]
     modules = [str(PROJECT), *filter(None, [own.get("PYTHONPATH")])]
     return {
-        **flower_environment(home),
+        **own,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": own.get("FLWR_TELEMETRY_ENABLED", "0"),
         "PATH": os.pathsep.join(programs),
         "PYTHONPATH": os.pathsep.join(modules),
         "PYTHONUNBUFFERED": "1",

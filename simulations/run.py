@@ -49,9 +49,15 @@ from fldb_flower.system.startup import (
     say_interrupted,
     watching_signals,
 )
-from simulations.hydra_config import CONF, check_words, explained, store_settings, undecodable
-from simulations.settings_help import help_text
-from simulations.sweeps.jobs import attempt, jobs_without_result, settings_of
+from simulations.hydra_config import (
+    CONF,
+    check_words,
+    explained,
+    help_text,
+    store_settings,
+    undecodable,
+)
+from simulations.sweeps.jobs import attempt, settings_of
 
 _LOG = logging.getLogger("fldb_flower")
 _PATIENCE = 2.0  # seconds until a signal ends the process within an operation of NumPy
@@ -98,22 +104,18 @@ def run(
         module.run(settings, str(directory))
 
 
-def _run_one(config: DictConfig, directory: Path) -> None:
-    try:
-        with _stopping_on_signals(directory) as stopper:
-            run(settings_of(config), directory, stopper.start)
-    except FldbError as error:
-        sys.exit(f"error: {one_line(error)}")
-
-
 def _job(config: DictConfig) -> float | None:
     directory = Path(HydraConfig.get().runtime.output_dir)
-    if HydraConfig.get().mode != RunMode.MULTIRUN:
-        _run_one(config, directory)
-        return None
-    with _stopping_on_signals(directory, sweep=True) as stopper:
-        work = lambda: run(settings_of(config), directory, stopper.start)  # noqa: E731
-        return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
+    is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    try:
+        with _stopping_on_signals(directory, sweep=is_sweep) as stopper:
+            work = lambda: run(settings_of(config), directory, stopper.start)  # noqa: E731
+            if is_sweep:
+                return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
+            work()
+    except FldbError as error:  # Hydra would add lines
+        sys.exit(f"error: {one_line(error)}")
+    return None
 
 
 def _run_directly(overrides: Sequence[str]) -> None:
@@ -136,8 +138,8 @@ class _Stopper:
         self.at_once = False  # whether Interrupted was raised
         self._directory, self._sweep = directory, sweep
         self._seen = 0  # signals, also those that wait for the end of an operation of NumPy
-        self._can_save: Callable[[], bool] = lambda: False
         self._has_started = False  # so that files in the directory are those of this run
+        self._can_save: Callable[[], bool] = lambda: False
 
     def start(self, can_save: Callable[[], bool]) -> None:
         """Store a function that returns whether the first signal waits for the end of a round."""
@@ -177,7 +179,7 @@ class _Stopper:
 
 
 @contextlib.contextmanager
-def _stopping_on_signals(directory: Path, *, sweep: bool = False) -> Iterator[_Stopper]:
+def _stopping_on_signals(directory: Path, *, sweep: bool) -> Iterator[_Stopper]:
     """Let a run stop on the first signal, and end it at once on the second; see _Stopper.
 
     The exit status is then 128 + number, so that no other job of a sweep starts.
@@ -238,8 +240,6 @@ def _main(asked: Namespace, unknown: Sequence[str]) -> None:
     options = [word for word in sys.argv[1:] if word not in asked.overrides]
     sys.argv[1:] = [*options, *asked.overrides]
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(_job)()
-    if jobs_without_result:
-        sys.exit(1)
 
 
 def main() -> None:

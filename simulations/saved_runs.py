@@ -6,7 +6,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,23 +17,16 @@ import pandas as pd
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from fldb_flower.errors import DataError, FldbError
-from fldb_flower.runs.directory import SUMMARY
-from fldb_flower.runs.results import (
-    COLUMNS,
-    CONFIG,
-    PREDICTION,
-    REGRET,
-    identity,
-)
-from fldb_flower.settings import from_nested, unused
-from fldb_flower.settings.spellings import flatten
-from fldb_flower.system.progress import progress
+from fldb_flower.runs.directory import MODEL, SUMMARY
+from fldb_flower.runs.results import COLUMNS, CONFIG, REGRET, identity
+from fldb_flower.settings import flatten, from_nested, unused
 
 NUMBERS = ("final_regret", "exchanges", "uploaded_bytes", "downloaded_bytes", "runtime_seconds")
 """The numbers in every summary."""
 PREDICTIONS = ("log_loss", "accuracy")
 """The numbers in the summary of a run that predicted answers."""
 
+_DAMAGED = "damaged, or another program's"
 _TEXTS = {"absent": str, "rejected": str}  # columns of participation.csv
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it was built
 
@@ -76,11 +69,11 @@ def find_runs(
     the folders, then of the paths; numbers in names sort by value.
     """
     found: dict[Path, Run | Unfinished] = {}
+    denied: list[OSError] = []
     for folder in folders:
         if not folder.is_dir():
             reason = "is not a folder" if folder.exists() else "does not exist"
             raise DataError(f"{folder}: {reason}")
-        denied: list[OSError] = []
         for root, below, files in os.walk(folder, onerror=denied.append):
             visible = (name for name in below if not name.startswith("."))
             below[:] = sorted(visible, key=_natural_order)
@@ -88,22 +81,35 @@ def find_runs(
             if (CONFIG in files or {SUMMARY, REGRET} <= set(files)) and path.resolve() not in found:
                 found[path.resolve()] = read_run(path)
                 on_read()
-        for error in denied:
-            path = Path(error.filename)
-            found[path.resolve()] = Unfinished(path, f"cannot be read: {error.strerror}")
+    for error in denied:
+        path = Path(error.filename)
+        found[path.resolve()] = Unfinished(path, f"cannot be read: {error.strerror}")
     runs = [item for item in found.values() if isinstance(item, Run)]
     return runs, [item for item in found.values() if isinstance(item, Unfinished)]
 
 
-def find_finished(folder: Path) -> dict[str, Run]:
-    """Return one finished run per identity below a folder, which need not exist."""
-    with progress("read", unit="run") as done:
-        runs, _ = find_runs([folder], done) if folder.is_dir() else ([], [])
-    finished: dict[str, Run] = {}
-    for run in runs:
-        finished.setdefault(identity_of(run), run)
-    finished.pop("", None)
-    return finished
+def _natural_order(name: str) -> tuple[bool, int, str]:
+    """Return a sort key: numbers by value, before texts."""
+    return (False, int(name), name) if name.isdecimal() else (True, 0, name)
+
+
+def read_run(path: Path, expected: str | None = None) -> Run | Unfinished:
+    """Read the run in a directory, or return the reason why it cannot be used.
+
+    ``expected`` is its identity, if it is known.
+    """
+    try:
+        settings, summary, curve = map(read, (path / CONFIG, path / SUMMARY, path / REGRET))
+        if len(curve) != settings["horizon"]:
+            raise DataError(f"{REGRET} is {_DAMAGED}")
+        if not np.isfinite(curve).all(axis=None):
+            raise DataError(f"{REGRET} has a number that is not finite")
+    except DataError as error:
+        return Unfinished(path, str(error))
+    run = Run(path, settings, summary, curve)
+    if expected not in (None, identity_of(run)):
+        return Unfinished(path, "holds a run of other settings")
+    return run
 
 
 def identity_of(run: Run) -> str:
@@ -112,6 +118,61 @@ def identity_of(run: Run) -> str:
         return identity(from_nested(run.settings, str(run.path)))
     except FldbError:
         return ""
+
+
+def read(path: Path) -> Any:
+    """Return the content of a file of a run; raise a DataError in one line that names it."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"no {path.name}") from None
+    except OSError as error:
+        raise DataError(f"{path.name} cannot be read: {error.strerror}") from None
+    return parse(path.name, content)
+
+
+def parse(name: str, content: bytes) -> Any:
+    """Return the content of a file of a run: tables as data frames, ``model.json`` as theta_sync.
+
+    A DataError names a damaged file in one line.
+    """
+    try:
+        return _PARSERS[name](content) if name in _PARSERS else _table(name, content)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError, yaml.YAMLError):
+        raise DataError(f"{name} is {_DAMAGED}") from None
+
+
+def _settings(content: bytes) -> dict[str, Any]:
+    settings = dict(flatten(yaml.load(content, _LOADER)))  # OmegaConf would resolve ${oc.env:...}
+    if not isinstance(settings["horizon"], int):
+        raise TypeError
+    return settings
+
+
+def _summary(content: bytes) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(content)
+    numbers = [*NUMBERS, *(key for key in PREDICTIONS if key in summary)]
+    if not summary["complete"] or not all(math.isfinite(summary[key]) for key in numbers):
+        raise ValueError
+    return summary
+
+
+def _table(name: str, content: bytes) -> pd.DataFrame:
+    """Return a table of a run: numbers, and lists of nodes as texts."""
+    # Python's float, so that numbers are exactly those of the run.
+    exact = dict.fromkeys(("cumulative_regret", *PREDICTIONS), float)
+    table = pd.read_csv(io.BytesIO(content), dtype=_TEXTS, converters=exact)
+    if tuple(table.columns) != COLUMNS[name]:
+        raise ValueError
+    table.drop(columns=list(_TEXTS), errors="ignore").astype(float)  # raises a ValueError
+    return table.fillna(dict.fromkeys(_TEXTS, ""))
+
+
+_PARSERS: Mapping[str, Callable[[bytes], Any]] = {
+    CONFIG: _settings,
+    SUMMARY: _summary,
+    MODEL: lambda content: np.array(json.loads(content)["theta_sync"], dtype=float),
+}
 
 
 def predictions(runs: Sequence[Run]) -> list[str]:
@@ -143,77 +204,3 @@ def by_configuration(runs: Sequence[Run]) -> list[list[Run]]:
         of_seeds = groups.setdefault(repr(sorted(others.items())), {})
         of_seeds.setdefault(run.settings.get("seed"), run)
     return [list(each.values()) for each in groups.values()]
-
-
-def _natural_order(name: str) -> tuple[bool, int, str]:
-    """Return a sort key: numbers by value, before texts."""
-    return (False, int(name), name) if name.isdecimal() else (True, 0, name)
-
-
-def read_run(path: Path) -> Run | Unfinished:
-    """Read the run in a directory, or return the reason why it cannot be used."""
-    try:
-        settings = parse_file(path / CONFIG, _settings)
-        summary = parse_file(path / SUMMARY, _summary)
-        curve = read_table(path / REGRET, settings["horizon"])
-        if not np.isfinite(curve).all(axis=None):
-            raise DataError(f"{REGRET} has a number that is not finite")
-        return Run(path, settings, summary, curve)
-    except DataError as error:
-        return Unfinished(path, str(error))
-
-
-def parse_file(path: Path, parse: Callable[[bytes], Any]) -> Any:
-    """Return the content of a file; raise a DataError in one line that names it."""
-    try:
-        return parse(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"no {path.name}") from None
-    except OSError as error:
-        raise DataError(f"{path.name} cannot be read: {error.strerror}") from None
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError, yaml.YAMLError):
-        raise DataError(f"{path.name} is damaged, or another program's") from None
-
-
-def _settings(content: bytes) -> dict[str, Any]:
-    settings = dict(flatten(yaml.load(content, _LOADER)))  # OmegaConf would resolve ${oc.env:...}
-    if not isinstance(settings["horizon"], int):
-        raise TypeError
-    return settings
-
-
-def _summary(content: bytes) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads(content)
-    numbers = [*NUMBERS, *(key for key in PREDICTIONS if key in summary)]
-    if not summary["complete"] or not all(math.isfinite(summary[key]) for key in numbers):
-        raise ValueError
-    return summary
-
-
-def parse_table(content: bytes) -> pd.DataFrame:
-    """Return a table of a run: numbers, and lists of nodes as texts."""
-    # Python's float, so that numbers are exactly those of the run.
-    exact = dict.fromkeys(("cumulative_regret", *PREDICTIONS), float)
-    table = pd.read_csv(io.BytesIO(content), dtype=_TEXTS, converters=exact)
-    return table.fillna(dict.fromkeys(_TEXTS, ""))
-
-
-def read_table(path: Path, rows: int | None = None) -> pd.DataFrame:
-    """Read a table of a run by the name of its file, with this number of rows, if it is known."""
-
-    def parse(content: bytes) -> pd.DataFrame:
-        table = parse_table(content)
-        if tuple(table.columns) != COLUMNS[path.name] or len(table) != (rows or len(table)):
-            raise ValueError
-        table.drop(columns=list(_TEXTS), errors="ignore").astype(float)  # raises a ValueError
-        return table
-
-    table: pd.DataFrame = parse_file(path, parse)
-    return table
-
-
-def read_optional(run: Run, name: str) -> pd.DataFrame | None:
-    """Return ``prediction.csv`` or ``participation.csv``, or None if the run has no such file."""
-    path = run.path / name
-    rows = len(run.curve) if name == PREDICTION else None
-    return read_table(path, rows) if path.exists() else None

@@ -31,12 +31,9 @@ class FLDBGDStrategy(DuelingStrategy):
 
     Examples
     --------
-    >>> from fldb_flower.federation.history import History
-    >>> from fldb_flower.settings import Settings
     >>> from strategies import FLDBGDStrategy
-    >>> strategy = FLDBGDStrategy(Settings(algorithm="fldb_gd", horizon=20), History(20))
-    >>> type(strategy.algorithm).__name__
-    'FLDBGD'
+    >>> FLDBGDStrategy.ALGORITHM
+    'fldb_gd'
     """
 
     ALGORITHM = "fldb_gd"
@@ -47,12 +44,9 @@ class FLDBONSStrategy(DuelingStrategy):
 
     Examples
     --------
-    >>> from fldb_flower.federation.history import History
-    >>> from fldb_flower.settings import Settings
     >>> from strategies import FLDBONSStrategy
-    >>> strategy = FLDBONSStrategy(Settings(algorithm="fldb_ons", horizon=20), History(20))
-    >>> type(strategy.algorithm).__name__
-    'FLDBONS'
+    >>> FLDBONSStrategy.ALGORITHM
+    'fldb_ons'
     """
 
     ALGORITHM = "fldb_ons"
@@ -63,13 +57,9 @@ class FLDBPersonalStrategy(DuelingStrategy):
 
     Examples
     --------
-    >>> from fldb_flower.federation.history import History
-    >>> from fldb_flower.settings import Settings
     >>> from strategies import FLDBPersonalStrategy
-    >>> settings = Settings(algorithm="fldb_personal", horizon=20)
-    >>> strategy = FLDBPersonalStrategy(settings, History(20))
-    >>> type(strategy.algorithm).__name__
-    'FLDBPersonal'
+    >>> FLDBPersonalStrategy.ALGORITHM
+    'fldb_personal'
     """
 
     ALGORITHM = "fldb_personal"

@@ -7,21 +7,22 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from logging import WARNING, getLogger
 from typing import Any, ClassVar, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fldb_flower.algorithms.robust import combine
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.environments import max_difference
-from fldb_flower.errors import FederationError, RoundAbandonedError
-from fldb_flower.federation.exchange import Broadcast, total
-from fldb_flower.federation.history import Participation
+from fldb_flower.errors import FederationError, RoundAbandonedError, one_line
+from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.federation.history import Counts, Participation
 from fldb_flower.federation.plausibility import implausible, implausible_shares
 from fldb_flower.linalg.linear import make_form
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadError, encode_broadcast
-from fldb_flower.wire.records import pack_vector
+from fldb_flower.wire import UploadError, encode_broadcast, pack_vector
 
 IN_MEMORY_POLL_SECONDS = 0.01  # Flower's in-memory grid sleeps 0.1 s
 NETWORK_POLL_SECONDS = 0.2  # Flower's network grid sleeps 3 s
@@ -31,6 +32,7 @@ _MAX_REASON = 300  # characters
 _MOST_SHOWN = 3  # names in a line of the log
 _RAISED = re.compile(r"<class '([\w.]*\.)?(\w+)'>:<'(.*)'>")  # Flower's form of an exception
 _OWN_ERRORS = "fldb_flower.errors."
+_LOG = getLogger("flwr")
 
 Watch = Callable[[int, float], None]
 """Called while replies are awaited, with the number of missing replies and the seconds left."""
@@ -39,16 +41,16 @@ Watch = Callable[[int, float], None]
 class Contribution(NamedTuple):
     """The checked upload of one node, and what the node claims: its identity and its duels."""
 
-    order: Any  # of summation, which does not depend on the order of arrival
+    order: Any  # of summation, which does not depend on that of arrival: partition or device
     upload: Any
     claim: Any
 
 
 class Channel(ABC):
-    """Nodes of one kind (simulated agents, devices, devices in secure sums) and their replies.
+    """Nodes of one kind (simulated agents, devices, devices in secure sums) and one exchange.
 
     For each exchange, ``DuelingStrategy`` calls :meth:`open`, then :meth:`send` and
-    :meth:`receive` until :meth:`tries_again` returns False, and then :meth:`total`. A reply is
+    :meth:`receive` until :meth:`tries_again` returns False, and then :meth:`close`. A reply is
     valid by itself (:meth:`check`), among the other uploads (``federation/plausibility.py``), and
     if nobody else claims the identity of its node (:meth:`disputes`). The result does not depend
     on the order of the replies.
@@ -57,12 +59,16 @@ class Channel(ABC):
     sees_uploads: ClassVar[bool] = True
     """Whether the server sees single uploads, which it then checks."""
 
+    number = 0  # of the exchange, from 1 in each run
+    broadcast: Broadcast
+    arrays: ArrayRecord  # the broadcast's vector
+    config: ConfigRecord  # and its header
+
     def __init__(self, settings: Settings) -> None:
         self.settings, self.form = settings, make_form(settings)
         self.watch: Watch = lambda _waiting, _seconds: None
         self.grid: Any = None  # a Grid
         self.excluded: frozenset[int] = frozenset()  # lost in an earlier attempt at this round
-        self.number = 0  # of the exchange, from 1 in each run
         self.present: frozenset[int] = frozenset()  # connected when the round began
         self.asked: list[int] = []
         self.contributions: dict[int, Contribution] = {}
@@ -83,10 +89,9 @@ class Channel(ABC):
         self.grid, in_memory = grid, hasattr(grid, "pull_interval")
         if in_memory:
             self.grid.pull_interval = IN_MEMORY_POLL_SECONDS
-        usual = IN_MEMORY_POLL_SECONDS if in_memory else NETWORK_POLL_SECONDS
-        chosen = getattr(grid, "poll_seconds", None)
-        self._is_network = chosen is None and not in_memory
-        self._pause = usual if chosen is None else float(chosen)
+        chosen = getattr(grid, "poll_seconds", IN_MEMORY_POLL_SECONDS if in_memory else None)
+        self._is_network = chosen is None
+        self._pause = NETWORK_POLL_SECONDS if chosen is None else float(chosen)
 
     def connected(self) -> frozenset[int]:
         """Return the nodes that are connected now."""
@@ -149,13 +154,12 @@ class Channel(ABC):
         self._tries = MAX_TRIES if self._pause == 0 else sys.maxsize
         self._deadline = time.monotonic() + self.settings.node_wait
 
-    def messages(self, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+    def messages(self) -> list[Message]:
         """Return one message for each node to ask now."""
         nodes = self.newcomers or self._missing
-        contents = self.contents(nodes, self.number, arrays, config)
         return [
             Message(content, node, "train", group_id=str(self.number))
-            for node, content in zip(nodes, contents, strict=True)
+            for node, content in zip(nodes, self.contents(nodes), strict=True)
         ]
 
     @property
@@ -172,11 +176,6 @@ class Channel(ABC):
     def _missing(self) -> list[int]:
         return [node for node in self.absent if node not in self._final]
 
-    @property
-    def accepted(self) -> list[Contribution]:
-        """The contributions in the order of summation."""
-        return sorted(self.contributions.values(), key=lambda each: each.order)
-
     def send(self, messages: Sequence[Message]) -> list[Message]:
         """Send messages; return the replies that arrive within ``timeout`` seconds.
 
@@ -186,7 +185,7 @@ class Channel(ABC):
         """
         self._asked_again.update(self.newcomers)
         if self._is_network:
-            replies = self._poll(self.grid, messages)
+            replies = self._poll(messages)
         else:
             self.watch(len(messages), self.timeout)
             replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
@@ -194,9 +193,9 @@ class Channel(ABC):
         self._sent |= {each.metadata.message_id: each.metadata.dst_node_id for each in messages}
         return replies
 
-    def _poll(self, grid: Grid, messages: Sequence[Message]) -> list[Message]:
+    def _poll(self, messages: Sequence[Message]) -> list[Message]:
         """Send messages and pull replies several times a second, until each node has replied."""
-        sent = zip(grid.push_messages(messages), messages, strict=False)
+        sent = zip(self.grid.push_messages(messages), messages, strict=False)
         waiting = {key: each.metadata.dst_node_id for key, each in sent if key}  # None: refused
         nodes = set(waiting.values())
         waiting |= {
@@ -207,7 +206,7 @@ class Channel(ABC):
         replies: list[Message] = []
         while nodes:
             self.watch(len(nodes), max(0.0, deadline - time.monotonic()))
-            arrived = list(grid.pull_messages(set(waiting)))
+            arrived = list(self.grid.pull_messages(set(waiting)))
             replies += arrived
             nodes -= {waiting.pop(reply.metadata.reply_to_message_id, None) for reply in arrived}
             if not nodes or time.monotonic() > deadline:
@@ -237,7 +236,12 @@ class Channel(ABC):
             for reply in sorted(several, key=_content_key) if several[1:] else several:
                 if node not in fresh and (contribution := self._checked(node, reply)):
                     fresh[node] = contribution
-        self._valid |= self._plausible(fresh)
+        self._valid |= fresh
+        if fresh and self.broadcast.learns and self.sees_uploads:
+            for node, reason in zip(fresh, self._implausible(fresh.values()), strict=True):
+                if reason:
+                    self.refused[node] = reason
+                    del self._valid[node]
         disputes = self.disputes(self.present)
         self.contributions = {
             node: each for node, each in self._valid.items() if node not in disputes
@@ -252,7 +256,7 @@ class Channel(ABC):
         try:
             if reply.has_error():
                 raise UploadError(failure(reply))
-            contribution = self.check(node, reply, self.number, self.broadcast)
+            contribution = self.check(node, reply)
         except UploadError as error:
             self.refused[node] = str(error)
             if error.is_final:
@@ -263,23 +267,16 @@ class Channel(ABC):
             self.refused.pop(node, None)
         return contribution
 
-    def _plausible(self, fresh: Mapping[int, Contribution]) -> dict[int, Contribution]:
-        """Return the contributions that an honest node may have sent; refuse the others."""
-        uploads, settings = [each.upload for each in fresh.values()], self.settings
-        if not uploads or not self.broadcast.learns or not self.sees_uploads:
-            return dict(fresh)
-        longest = self._longest
+    def _implausible(self, fresh: Collection[Contribution]) -> list[str]:
+        """Return for each contribution why no honest node can have sent it, or an empty text."""
+        uploads, settings, longest = [each.upload for each in fresh], self.settings, self._longest
         if self.broadcast.shares:
-            answers = [self.answers(each) for each in fresh.values()]
-            reasons = implausible_shares(
-                uploads, answers, self.broadcast, ridge=settings.personal_ridge, longest=longest
+            answers, ridge = [self.answers(each) for each in fresh], settings.personal_ridge
+            return implausible_shares(
+                uploads, answers, self.broadcast, ridge=ridge, longest=longest
             )
-        else:
-            weighted = settings.is_private and settings.privacy.unit == "person"
-            reasons = implausible(uploads, self.broadcast, longest, weighted=weighted)
-        refused = {node: reason for node, reason in zip(fresh, reasons, strict=True) if reason}
-        self.refused |= refused
-        return {node: each for node, each in fresh.items() if node not in refused}
+        weighted = settings.is_private and settings.privacy.unit == "person"
+        return implausible(uploads, self.broadcast, longest, weighted=weighted)
 
     def tries_again(self) -> bool:
         """Return whether nodes are asked again, after a pause.
@@ -297,36 +294,41 @@ class Channel(ABC):
         time.sleep(self._pause)
         return True
 
-    def require_quorum(self) -> None:
-        """Raise FederationError if too few nodes contributed.
+    def close(self, history: Counts) -> None:
+        """Record who took part; raise a FederationError if too few nodes contributed.
 
         It is a RoundAbandonedError if the exchange asks again about the same duels.
         """
-        if len(self.contributions) >= self._least or not self.sees_uploads:
-            return
-        reasons = "; ".join(grouped(self.reasons())) or "the others did not reply"
-        error = RoundAbandonedError if self.broadcast.play is None else FederationError
-        raise error(
-            f"{len(self.contributions)} of {len(self.asked)} nodes answered usably in exchange"
-            f" {self.number}, quorum={self.settings.quorum:g}: {reasons}"
-        )
+        # Short printable lines, so that a node cannot forge a log.
+        refused = [
+            (self.name(node), one_line(self.refused[node])[:_MAX_REASON])
+            for node in sorted(self.refused, key=self.sort_key)
+        ]
+        lines, play = grouped(refused), self.broadcast.play
+        count, asked = len(self.contributions), len(self.asked)
+        if count < self._least and self.sees_uploads:
+            why = "; ".join(lines) or "the others did not reply"
+            raise (RoundAbandonedError if play is None else FederationError)(
+                f"{count} of {asked} nodes answered usably in exchange {self.number},"
+                f" quorum={self.settings.quorum:g}: {why}"
+            )
+        for line in lines:
+            _LOG.log(WARNING, "not counted in exchange %d: %s", self.number, line)
+        iteration = history.iteration if play is None else play.last
+        rejected = tuple(f"{name}: {reason}" for name, reason in refused)
+        absent = tuple(self.name(node) for node in self.absent)
+        history.participation.append(Participation(iteration, asked, count, rejected, absent))
+        self.accept()
 
-    def reasons(self) -> Iterator[tuple[str, str]]:
-        """Yield the name of each node whose reply is not counted, and why."""
-        for node in sorted(self.refused, key=self.sort_key):
-            text = self.refused[node][:_MAX_REASON]
-            # A short printable line, so that a node cannot forge a log.
-            yield self.name(node), "".join(c if c.isprintable() else " " for c in text)
+    @property
+    def accepted(self) -> list[Contribution]:
+        """The contributions in the order of summation."""
+        return sorted(self.contributions.values(), key=lambda each: each.order)
 
-    def participation(self, iteration: int) -> Participation:
-        """Return who took part, for the history."""
-        return Participation(
-            iteration,
-            len(self.asked),
-            len(self.contributions),
-            tuple(f"{name}: {reason}" for name, reason in self.reasons()),
-            tuple(self.name(node) for node in self.absent),
-        )
+    def total(self) -> Any:
+        """Return the sum of the uploads."""
+        robust = self.settings.robust if self.broadcast.robust else "none"
+        return combine([each.upload for each in self.accepted], robust)
 
     # What the kinds of nodes define.
 
@@ -334,16 +336,12 @@ class Channel(ABC):
         """Prepare a new exchange, before its first message."""
 
     @abstractmethod
-    def contents(
-        self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> list[RecordDict]:
+    def contents(self, nodes: Sequence[int]) -> list[RecordDict]:
         """Return the content of the message to each node, with what is acknowledged to it."""
 
     @abstractmethod
-    def check(
-        self, node: int, reply: Message, number: int, broadcast: Broadcast
-    ) -> Contribution | None:
-        """Check one reply to exchange ``number``, and store which identity the node claims.
+    def check(self, node: int, reply: Message) -> Contribution | None:
+        """Check one reply to the exchange, and store which identity the node claims.
 
         Return None if the reply only introduces the node, which must then be asked again. Raise
         UploadError if it must not be counted.
@@ -354,23 +352,16 @@ class Channel(ABC):
         """Compare the claims of all connected nodes; return the nodes refused, and why."""
 
     @abstractmethod
-    def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
+    def accept(self) -> None:
         """Accept all contributions; raise RoundAbandonedError if there are too few duels."""
 
-    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Any:
-        """Return the sum of the uploads of contributions, in this order."""
-        return total([each.upload for each in contributions])
-
     @abstractmethod
-    def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
-        """Store that the duels of these contributions are counted."""
+    def acknowledge(self) -> None:
+        """Store that the duels of the contributions are counted."""
 
     @abstractmethod
     def answers(self, contribution: Contribution) -> int:
         """Return the number of all answers so far of the agents of a node."""
-
-    def check_number(self, connected: Collection[int]) -> None:  # noqa: B027 - not all kinds check
-        """Raise FederationError if more nodes are connected than there can be."""
 
     def count_agents(self, nodes: Collection[int], connected: Collection[int]) -> int:
         """Return how many agents some of the connected nodes host."""

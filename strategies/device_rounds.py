@@ -2,32 +2,151 @@
 
 from __future__ import annotations
 
+import csv
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from flwr.serverapp import Grid
 
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.deployment.keys import load_helper_public_key
-from fldb_flower.errors import FederationError, PrivacyError
+from fldb_flower.errors import FederationError, FldbError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.secure.report import task_of
-from fldb_flower.settings import Settings
-from strategies import make_strategy
-from strategies.device_directory import DeviceDirectory
+from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
+from fldb_flower.secure.protocol import task_of
+from fldb_flower.settings import Settings, to_flat
+from strategies import DuelingStrategy, make_strategy
 from strategies.devices import DeviceChannel
 from strategies.helper_client import HelperClient
 from strategies.secure import PlannedExchanges, SecureChannel
 
+CONFIG, ROUNDS, UPLOADS, DEMAND = "config.json", "rounds.csv", "uploads.csv", "round-now"
 REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
 _DUE_POLL_SECONDS = 0.2
 _CONNECT_POLL_SECONDS = 0.5
 _LEAST_ROUNDS = 10  # with secure sums: an exchange may cost a tenth of a device's budget
+_MAY_DIFFER = re.compile(  # between two runs of one federation
+    r"(environment|schedule|devices)(-.*)?|output-dir|resume|quorum|node-wait|reply-timeout|plot"
+    r"|max-message-mb|checkpoint-seconds|num-agents|num-arms|seed|tau|solver|gd-.*|beta-scale"
+    r"|ons-width|first-round"
+)
+
+
+class DeviceDirectory(ResultsDirectory):
+    """The directory of a federation of devices, with ``mode=devices``.
+
+    A later run resumes from ``checkpoint.bin``. It holds the lengths of ``rounds.csv`` and
+    ``uploads.csv``; rows written after it are removed. ``model.json`` is written after the
+    checkpoint, and ``summary.json`` when a run ends normally. A file ``round-now`` starts the next
+    round at once. The directory is created if it is missing, and locked.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self._settings, flat = settings, to_flat(settings)
+        # With privacy, the noise is calibrated to the number of rounds.
+        fixed = {"devices-federation", *(["devices-rounds"] if settings.is_private else [])}
+        identity = "".join(
+            f"{name}={value!r}\n"
+            for name, value in flat.items()
+            if name in fixed or not _MAY_DIFFER.fullmatch(name)
+        )
+        super().__init__(path, identity, user="server")
+        self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint
+        try:
+            self.write_json(CONFIG, flat)
+            with self.writing():
+                (self.path / SUMMARY).unlink(missing_ok=True)
+        except FldbError:
+            self.close()
+            raise
+
+    def restore(self, strategy: DuelingStrategy, devices: DeviceChannel) -> int:
+        """Restore the state of the last checkpoint; return its round, 0 without a checkpoint."""
+        last, number = self.load(), 0
+        if last is not None:
+            number = last.numbers["round"]
+            strategy.algorithm.restore(dict(last.arrays))
+            devices.restore(last.numbers["devices"])
+            strategy.history.restore_counts(last.numbers["counts"])
+            # Secure sums store their number before each exchange: after a kill, theirs is larger.
+            openings = max(strategy.history.openings, last.numbers["openings"])
+            strategy.history.openings = openings
+            self._sizes = dict(last.numbers["sizes"])
+        with self.writing():
+            for name in self._sizes:
+                (self.path / name).touch()
+                self._append(name, [])  # removes rows after the checkpoint
+        return number
+
+    def commit(
+        self, row: Mapping[str, Any], strategy: DuelingStrategy, devices: DeviceChannel
+    ) -> None:
+        """Store a round durably, with its row of ``rounds.csv``; it is not acknowledged before.
+
+        If the directory cannot be written, an OutputError is raised: the round is not counted.
+        """
+        number, algorithm, history = row["round"], strategy.algorithm, strategy.history
+        uploads = [(number, *each) for each in devices.tally.uploads]
+        with self.writing():
+            self._append(ROUNDS, [row.values()], header=row)
+            self._append(UPLOADS, uploads, header=("round", "device", "start", "end"))
+        numbers = {
+            "round": number,
+            "devices": devices.state(),
+            "counts": history.counts(),
+            "openings": history.openings,
+            "sizes": self._sizes,
+        }
+        self.save(numbers, algorithm.state())
+        model = {
+            "round": number,
+            "duels": devices.duels,
+            "devices": len(devices.counted),
+            "theta_sync": algorithm.theta_sync.tolist(),
+            "heterogeneity": algorithm.heterogeneity,
+        }
+        self.write_json(MODEL, model)
+
+    def round_demanded(self) -> bool:
+        """Return whether a round was requested with a file ``round-now``, and remove the file."""
+        try:
+            (self.path / DEMAND).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def finish(self, number: int, devices: DeviceChannel, history: Counts) -> None:
+        """Write ``summary.json``, which marks a normal end of the run."""
+        summary: dict[str, Any] = {
+            "mode": "devices",
+            "rounds": number,
+            "devices": len(devices.counted),
+            "duels": devices.duels,
+            **history.counts(),
+            "complete": True,
+        }
+        if self._settings.is_private:
+            summary["privacy"] = ReleasePlan(self._settings).summary(history.openings)
+        self.write_json(SUMMARY, summary)
+
+    def _append(self, name: str, rows: Sequence[Iterable[Any]], header: Iterable[str] = ()) -> None:
+        with (self.path / name).open("r+", encoding="utf-8", newline="") as file:
+            file.seek(self._sizes[name])
+            if header and not self._sizes[name]:
+                rows = [header, *rows]
+            csv.writer(file, lineterminator="\n").writerows(rows)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+            self._sizes[name] = file.tell()
 
 
 class DeviceServer:
@@ -46,12 +165,8 @@ class DeviceServer:
         say: Callable[[str], None],
     ) -> None:
         self._settings, self.devices, self.directory = devices.settings, devices, directory
-        self.strategy = make_strategy(self._settings, history, devices)
-        self._say = say
-        self._wait, self._due = (
-            "",
-            0.0,
-        )  # what is waited for, and when the next line about it is due
+        self.strategy, self._say = make_strategy(self._settings, history, devices), say
+        self._wait, self._due = "", 0.0  # what is waited for, and when to report it again
         self._asked = 0  # devices, in this wait
         self._sends_last = False
         self.round = directory.restore(self.strategy, devices)  # the last one that was counted
@@ -67,11 +182,12 @@ class DeviceServer:
         With privacy, ``devices-rounds`` is the number of rounds of the federation, of all its runs,
         and so many sums are opened at most. A sum that was opened without a round counts as well.
         """
-        chosen = self._settings.devices
+        chosen, is_private = self._settings.devices, self._settings.is_private
         self.devices.connect(grid)
         self.devices.watch = self._watch
-        last = chosen.rounds + (0 if self._settings.is_private else self.round)
+        last = chosen.rounds + (0 if is_private else self.round)
         due = time.monotonic()
+        end = ""  # why, with privacy
         while not chosen.rounds or self.round < last:
             while time.monotonic() < due and not self.directory.round_demanded():
                 time.sleep(min(_DUE_POLL_SECONDS, max(0.0, due - time.monotonic())))
@@ -84,12 +200,11 @@ class DeviceServer:
                 if not self.try_round():
                     due = max(due, time.monotonic() + RETRY_SECONDS)
             except PrivacyError as reason:
-                self._say(f"the run ends after round {self.round}: {reason}")
+                end = str(reason)
                 break
-        else:
-            if self._settings.is_private:
-                spent = ReleasePlan(self._settings).exhausted()
-                self._say(f"the run ends after round {self.round}: {spent}")
+        if is_private:
+            end = end or ReleasePlan(self._settings).exhausted()
+            self._say(f"the run ends after round {self.round}: {end}")
         self._send_estimate()
         self.directory.finish(self.round, self.devices, self.strategy.history)
 
@@ -163,14 +278,11 @@ def device_round(number: int) -> Round:
     return Round(number, first=number, last=number)
 
 
-def make_device_server(
-    settings: Settings, directory: DeviceDirectory, say: Callable[[str], None]
-) -> DeviceServer:
+def make_device_server(settings: Settings, path: Path, say: Callable[[str], None]) -> DeviceServer:
     """Return the server for the settings: of secure sums, or of single uploads."""
-    history = Counts()
+    directory, history, chosen = DeviceDirectory(path, settings), Counts(), settings.devices
     if not settings.secure:
         return DeviceServer(DeviceChannel(settings), history, directory, say)
-    chosen = settings.devices
     planned = PlannedExchanges(settings, history, directory)
     if chosen.rounds < _LEAST_ROUNDS:
         say(
@@ -181,5 +293,5 @@ def make_device_server(
     signer = load_helper_public_key(Path(chosen.helper_key))
     helper = HelperClient(chosen.helper, Path(chosen.helper_token), signer, settings.node_wait)
     task = task_of(chosen.federation, signer.public_bytes_raw(), settings.dimension)
-    devices = SecureChannel(settings, helper, task, planned.plan.multiplier, planned.spend)
+    devices = SecureChannel(settings, helper, task, planned)
     return DeviceServer(devices, history, directory, say)

@@ -7,24 +7,15 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fldb_flower.errors import RoundAbandonedError
-from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.settings import AUTO, Settings
-from fldb_flower.wire.codec import BroadcastHeader, DeviceUploadHeader, UploadError, decode_upload
-from fldb_flower.wire.records import unpack_vector
+from fldb_flower.wire import DeviceUploadHeader, UploadError, decode_upload, unpack_vector
 from strategies.channel import Channel, Contribution, rivals
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
 _NEW = -1  # `upto`: the device decides where its upload ends
-
-
-class CountedSpan(NamedTuple):
-    """The answers of one device that a contribution covers."""
-
-    device: str
-    header: DeviceUploadHeader
 
 
 class Tally(NamedTuple):
@@ -60,28 +51,22 @@ class DeviceChannel(Channel):
         self._spans: dict[int, DeviceUploadHeader] = {}  # node -> the answers of this round
         self.tally = Tally()  # what was acknowledged last
 
-    def contents(
-        self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> list[RecordDict]:
-        """Return the content for each node; see ``fldb_flower.wire.codec``."""
-        numbers: Any = config["header"]
-        repeats = BroadcastHeader(*numbers).last == 0
-        contents = []
+    def contents(self, nodes: Sequence[int]) -> list[RecordDict]:
+        """Return the content for each node; see ``fldb_flower.wire``."""
+        repeats, contents = self.broadcast.play is None, []
         for node in nodes:
             device = self.device_at(node)
             own = ConfigRecord({
-                **config,
+                **self.config,
                 "counted": self.counted.get(device, 0),
                 "device": device,
                 "upto": self._spans[node].end if repeats else _NEW,
                 "duels": self.duels,
             })  # fmt: skip
-            contents.append(RecordDict({"arrays": arrays, "config": own}))
+            contents.append(RecordDict({"arrays": self.arrays, "config": own}))
         return contents
 
-    def check(
-        self, node: int, reply: Message, number: int, broadcast: Broadcast
-    ) -> Contribution | None:
+    def check(self, node: int, reply: Message) -> Contribution | None:
         """Return a device's upload; None if the device was not known to be at this node."""
         content: Any = reply.content
         try:
@@ -92,24 +77,21 @@ class DeviceChannel(Channel):
             raise UploadError.malformed(error) from None
         if not self.claim(node, device):
             return None
+        upload = decode_upload(vector, header.num_duels, self.broadcast, self.form)
         span = header._replace(held=0, missing=0)
-        upload = decode_upload(vector, header.num_duels, broadcast, self.form)
-        self._check_span(node, device, span, broadcast)
+        self._check_span(node, self.counted.get(device, 0), span)
         self._spans[node] = span
-        return Contribution(device, upload, CountedSpan(device, header))
+        return Contribution(device, upload, header)
 
-    def _check_span(
-        self, node: int, device: str, header: DeviceUploadHeader, broadcast: Broadcast
-    ) -> None:
-        start, span = self.counted.get(device, 0), (header.start, header.end)
-        most = self.settings.devices.max_duels
+    def _check_span(self, node: int, start: int, header: DeviceUploadHeader) -> None:
+        span, most = (header.start, header.end), self.settings.devices.max_duels
         if header.start != start or header.end < start:
             raise UploadError(f"answers {span} instead of those after {start}")
-        if broadcast.learns and header.num_duels != header.end - header.start:
+        if self.broadcast.learns and header.num_duels != header.end - header.start:
             raise UploadError(f"{header.num_duels} duels in answers {span}")
         if header.num_duels > most:
             raise UploadError(f"{header.num_duels} duels, more than {most} in a round")
-        if broadcast.play is None and header != self._spans[node]:
+        if self.broadcast.play is None and header != self._spans[node]:
             raise UploadError(f"other answers than before: {span}")
         if not header.agreed <= header.predicted <= header.num_duels:
             raise UploadError(f"inconsistent counts: {tuple(header)}")
@@ -152,14 +134,14 @@ class DeviceChannel(Channel):
 
     # What is counted.
 
-    def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
+    def accept(self) -> None:
         """Require one new answer; in the first round ``devices-first-duels`` of them."""
-        if broadcast.theta_hat is None:
+        if self.broadcast.theta_hat is None:
             return
-        new = sum(each.upload.num_duels for each in contributions.values())
+        new = sum(each.upload.num_duels for each in self.contributions.values())
         if new == 0:
-            nothing = f"no new answers from {len(contributions)} devices"
-            raise RoundAbandonedError(_held_back(contributions) or nothing)
+            nothing = f"no new answers from {len(self.contributions)} devices"
+            raise RoundAbandonedError(self._held_back() or nothing)
         if self.duels == 0 and new < self._first_duels:
             raise RoundAbandonedError(
                 f"{new} answers; the first round needs {self._first_duels} (devices-first-duels)"
@@ -167,23 +149,33 @@ class DeviceChannel(Channel):
 
     def answers(self, contribution: Contribution) -> int:
         """Return the number of the device's last answer."""
-        span: CountedSpan = contribution.claim
-        return span.header.end
+        header: DeviceUploadHeader = contribution.claim
+        return header.end
 
-    def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
+    def acknowledge(self) -> None:
         """Count the answers that the contributions cover."""
-        spans: list[CountedSpan] = sorted(each.claim for each in contributions.values())
-        for device, header in spans:
-            self.counted[device] = header.end
-            self.duels += header.num_duels
+        spans = [(each.order, each.claim) for each in self.accepted]
         new = [(device, header) for device, header in spans if header.num_duels]
+        self.counted |= {device: header.end for device, header in spans}
         self.tally = Tally(
             duels=sum(header.num_duels for _, header in new),
             uploads=tuple((short_name(device), each.start, each.end) for device, each in new),
             predicted=sum(header.predicted for _, header in new),
             agreed=sum(header.agreed for _, header in new),
-            held_back=_held_back(contributions),
+            held_back=self._held_back(),
         )
+        self.duels += self.tally.duels
+
+    def _held_back(self) -> str:
+        """Return in words which answers devices hold back and why; empty if there are none."""
+        headers = [each.claim for each in self.contributions.values() if each.claim.held]
+        if not headers:
+            return ""
+        missing = sorted({header.missing for header in headers})
+        devices = "" if len(headers) == 1 else f" by {len(headers)} devices"
+        pairs = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
+        each = f"{pairs} distinct pairs missing" + (" on each" if len(headers) > 1 else "")
+        return f"{sum(header.held for header in headers)} answers held back{devices}, {each}"
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON values."""
@@ -194,18 +186,6 @@ class DeviceChannel(Channel):
         """Restore what :meth:`state` returned."""
         self.counted, self.duels = dict(state["counted"]), state["duels"]
         self._devices = {int(node): device for node, device in state["nodes"].items()}
-
-
-def _held_back(contributions: Mapping[int, Contribution]) -> str:
-    """Return in words which answers devices hold back and why; empty if there are none."""
-    headers = [header for each in contributions.values() if (header := each.claim.header).held]
-    if not headers:
-        return ""
-    missing = sorted({header.missing for header in headers})
-    devices = "" if len(headers) == 1 else f" by {len(headers)} devices"
-    pairs = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
-    each = f"{pairs} distinct pairs missing" + (" on each" if len(headers) > 1 else "")
-    return f"{sum(header.held for header in headers)} answers held back{devices}, {each}"
 
 
 def short_name(device: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from logging import INFO, WARNING, getLogger
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -12,17 +12,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fldb_flower.algorithms import make_algorithm, run_rounds
-from fldb_flower.algorithms.robust import combine
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.errors import RoundAbandonedError, SettingsError
-from fldb_flower.federation.exchange import Broadcast, Federation, Upload
+from fldb_flower.errors import FederationError, RoundAbandonedError, SettingsError
+from fldb_flower.federation.exchange import AnyUpload, Broadcast, Federation
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.mechanism import noise_of
 from fldb_flower.runs.plots import describe
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import encode_upload
-from fldb_flower.wire.records import content_bytes, pack_vector
-from strategies.channel import Channel, grouped
+from fldb_flower.wire import content_bytes, encode_upload, pack_vector
+from strategies.channel import Channel
 from strategies.simulated import SimulatedChannel
 
 THETA = "theta_sync"
@@ -90,10 +88,8 @@ class DuelingStrategy(Federation, Strategy):
             )
         self.settings, self.algorithm = settings, make_algorithm(settings)
         self._sent: Sequence[Message] = ()
-        self._sum: Upload | None = None
+        self._sum: Any = None
         self._metrics = MetricRecord()
-        self._result = Result()
-        self._evaluate: Evaluate | None = None
 
     def start(  # noqa: PLR0917 - as in Flower
         self,
@@ -132,10 +128,10 @@ class DuelingStrategy(Federation, Strategy):
         ):
             if value:
                 raise SettingsError(f"{type(self).__name__}.start: {name} must be empty: {instead}")
-        self._result, self._evaluate = Result(), evaluate_fn
         self.channel.connect(grid, timeout)
-        self.channel.check_number(self.channel.wait_for_nodes())
+        self._require_agents(len(self.channel.wait_for_nodes()))
         self.summary()
+        self._result, self._evaluate = Result(), evaluate_fn
         run_rounds(self, self.algorithm, attempt=self.try_round)
         if self.channel.has_uncounted(self.channel.connected()):
             # Nodes that were absent or not asked play to the end. Nothing is learned from it.
@@ -145,6 +141,14 @@ class DuelingStrategy(Federation, Strategy):
             self.acknowledge()
         self._result.arrays = self._estimate()
         return self._result
+
+    def _require_agents(self, nodes: int) -> None:
+        agents = self.settings.num_agents
+        if nodes > agents:
+            raise FederationError(
+                f"{nodes} nodes for num-agents={agents}: each node hosts at least one agent; run"
+                f' with --federation-config "num-supernodes={agents}" or fewer'
+            )
 
     def _estimate(self) -> ArrayRecord:
         return ArrayRecord({THETA: FlowerArray(self.algorithm.theta_sync)})
@@ -165,67 +169,52 @@ class DuelingStrategy(Federation, Strategy):
             channel.excluded = excluded
             _LOG.log(WARNING, "round %d runs again: %s", round_.number, reason)
             return False
-        channel.excluded = frozenset()
-        self._result.train_metrics_clientapp[round_.number] = self._metrics
-        if self._evaluate and (metrics := self._evaluate(round_.number, self._estimate())):
-            self._result.evaluate_metrics_serverapp[round_.number] = metrics
+        channel.excluded, number = frozenset(), round_.number
+        self._result.train_metrics_clientapp[number] = self._metrics
+        if self._evaluate and (metrics := self._evaluate(number, self._estimate())):
+            self._result.evaluate_metrics_serverapp[number] = metrics
         return True
 
     def summary(self) -> None:
         """Log one line about the run."""
         _LOG.log(INFO, "%s, on %d nodes", describe(self.settings), len(self.channel.connected()))
 
-    def collect(self, broadcast: Broadcast) -> Upload:
+    def collect(self, broadcast: Broadcast) -> AnyUpload:
         """Carry out one exchange and return the sum of the uploads."""
         channel, self._sum = self.channel, None
         channel.open(broadcast)
+        exchange = channel.number, channel.arrays, channel.config, channel.grid
         while self._sum is None:
-            self._sent = self.configure_train(
-                channel.number, channel.arrays, channel.config, channel.grid
-            )
+            self._sent = self.configure_train(*exchange)
             self.aggregate_train(channel.number, channel.send(self._sent))
-        return self._sum
+        return self._sum  # type: ignore[no-any-return]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return one message for each node of the exchange to ask now."""
-        return self.channel.messages(arrays, config)
+        return self.channel.messages()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord]:
         """Check replies of the exchange; once enough nodes have contributed, return the sum.
 
-        The sum is one vector in the form of uploads (``fldb_flower.wire.codec``): for example, the
+        The sum is one vector in the form of uploads (``fldb_flower.wire``): for example, the
         gradient and the upper triangles of W_new and of the Hessian. The record is None if nodes
         are to be asked again. The metrics are the numbers of nodes that contributed and that were
         refused and, with the sum, the number of duels.
         """
         channel, replies = self.channel, list(replies)
-        broadcast = channel.broadcast
         channel.receive(replies)
-        self._count_bytes(replies)
-        metrics = MetricRecord(
-            {"contributed": len(channel.contributions), "refused": len(channel.refused)}
-        )
+        self._count_bytes([reply for reply in replies if not reply.has_error()])
+        counts = {"contributed": len(channel.contributions), "refused": len(channel.refused)}
         if channel.tries_again():
-            return None, metrics
-        channel.require_quorum()
-        play = broadcast.play
-        last = self.history.iteration if play is None else play.last
-        for line in grouped(channel.reasons()):
-            _LOG.log(WARNING, "not counted in exchange %d: %s", channel.number, line)
-        self.history.participation.append(channel.participation(last))
-        channel.accept(channel.contributions, broadcast)
-        if broadcast.robust and self.settings.robust != "none":
-            uploads = [each.upload for each in channel.accepted]
-            self._sum = combine(uploads, self.settings.robust)
-        else:
-            self._sum = channel.total(channel.accepted, broadcast)
-        metrics["duels"] = self._sum.num_duels
-        self._metrics = metrics
-        return pack_vector(encode_upload(self._sum, broadcast)), metrics
+            return None, MetricRecord({**counts})
+        channel.close(self.history)
+        self._sum = channel.total()
+        self._metrics = MetricRecord({**counts, "duels": self._sum.num_duels})
+        return pack_vector(encode_upload(self._sum, channel.broadcast)), self._metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -239,25 +228,21 @@ class DuelingStrategy(Federation, Strategy):
         """Return None: see :meth:`configure_evaluate`."""
         return None
 
-    def _count_bytes(self, replies: Iterable[Message]) -> None:
+    def _count_bytes(self, replies: Sequence[Message]) -> None:
         """Count what was sent and what arrived, whether or not it can be used."""
         channel, broadcast = self.channel, self.channel.broadcast
-        replies = [reply for reply in replies if not reply.has_error()]
         contents = {id(message.content): message.content for message in self._sent}  # often shared
         sizes = {key: content_bytes(content) for key, content in contents.items()}
-        self.history.count_node_bytes(
-            sum(content_bytes(reply.content) for reply in replies),
-            sum(sizes[id(message.content)] for message in self._sent),
-        )
+        history = self.history
+        history.node_uploaded_bytes += sum(content_bytes(reply.content) for reply in replies)
+        history.node_downloaded_bytes += sum(sizes[id(message.content)] for message in self._sent)
         if broadcast.learns:
             asked = {message.metadata.dst_node_id for message in self._sent}
             uploads = {node for node, _ in channel.senders(replies)} - channel.introduced
             up, down = broadcast.sizes(self.algorithm.form)
-            self.history.count_bytes(
-                8 * up * channel.count_agents(uploads, channel.present),
-                8 * down * channel.count_agents(asked, channel.present),
-            )
+            history.uploaded_bytes += 8 * up * channel.count_agents(uploads, channel.present)
+            history.downloaded_bytes += 8 * down * channel.count_agents(asked, channel.present)
 
     def mark_counted(self) -> None:
         """Store that the last exchange's duels are counted; the next broadcast acknowledges it."""
-        self.channel.acknowledge(self.channel.contributions)
+        self.channel.acknowledge()

@@ -11,8 +11,11 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fldb_flower.errors import DataError, FederationError, SecureError, one_line
-from fldb_flower.secure.messages import SumAnswer, SumRequest
-from fldb_flower.secure.report import HelperKey
+from fldb_flower.secure.protocol import (
+    HelperKey,
+    SumAnswer,
+    SumRequest,
+)
 
 _RETRY_SECONDS = 1.0
 _SECONDS = 600.0  # for one reply: the noise of the largest answer takes minutes

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from logging import WARNING, getLogger
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.errors import (
@@ -20,32 +20,44 @@ from fldb_flower.errors import (
     RoundAbandonedError,
     SettingsError,
 )
-from fldb_flower.federation.contributions import sizes_and_weights
-from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload, statistics
+from fldb_flower.federation.exchange import (
+    Broadcast,
+    ShareUpload,
+    Upload,
+    sizes_and_weights,
+    statistics,
+)
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.privacy.discrete import discrete_gaussian
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import ResultsDirectory
 from fldb_flower.secure import KEY
-from fldb_flower.secure.messages import ESTIMATE, HELLO, REFUSED, REPORT, Reply, Request
-from fldb_flower.secure.report import (
+from fldb_flower.secure.protocol import (
     AHEAD_SECONDS,
+    ESTIMATE,
+    HELLO,
+    KINDS,
     LARGEST_SIGMA,
     LEAST_SIGMA,
     MOST_NUMBERS,
+    REFUSED,
+    REPORT,
     SCALE,
     Header,
     HelperKey,
+    Reply,
     Report,
+    Request,
+    SumRequest,
+    sha256,
 )
 from fldb_flower.secure.statistics import DUELS, Shared, parts_of, size_of, upload_of
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadError
+from fldb_flower.wire import UploadError
 from strategies.channel import Contribution
 from strategies.devices import DeviceChannel, Tally, short_name
 from strategies.helper_client import HelperClient
-from strategies.noisy_sums import NoisySums
 
 OPENINGS = "openings.json"
 """File with the number of exchanges, their noise multiplier, and the last number of one."""
@@ -59,7 +71,15 @@ RECENT = 30
 COUNT_WEIGHT = 0.05
 """Share of the number of duels in the squared length of a report."""
 
+MOST_PARTS = 2**18
+"""Number of values in the answer ``parts`` up to which each report is a group of its own."""
+
+FAR = 8.0
+"""Standard deviations of noise beyond which a sum is out of range: one in 10^15 values."""
+
+_MOST_NAMES = 3  # in a line of the log
 _STEP = 2.0  # largest factor of the rate in one exchange
+_LOG = getLogger("flwr")
 
 
 class PlannedExchanges:
@@ -72,7 +92,8 @@ class PlannedExchanges:
 
     def __init__(self, settings: Settings, history: Counts, directory: ResultsDirectory) -> None:
         self._history, self._directory = history, directory
-        self.plan = ReleasePlan(settings)
+        self._plan = ReleasePlan(settings)
+        self.multiplier = self._plan.multiplier
         path = directory.path / OPENINGS
         try:
             content = json.loads(path.read_bytes())
@@ -83,10 +104,10 @@ class PlannedExchanges:
             return
         except (OSError, KeyError, TypeError, ValueError) as reason:
             raise CheckpointError(f"{path} cannot be read: {reason}") from None
-        if not math.isclose(stored, self.plan.multiplier, rel_tol=1e-9):
+        if not math.isclose(stored, self.multiplier, rel_tol=1e-9):
             raise CheckpointError(
                 f"{path}: exchanges had the noise multiplier {stored:g}, and these settings have"
-                f" {self.plan.multiplier:g}: use another directory, or the same privacy-epsilon,"
+                f" {self.multiplier:g}: use another directory, or the same privacy-epsilon,"
                 " privacy-delta and devices-rounds"
             )
 
@@ -103,16 +124,104 @@ class PlannedExchanges:
                 f"the last exchange is {ahead / 1000:.0f} s ahead of the server's clock: devices"
                 " refuse exchanges until its time has passed"
             )
-        self.plan.require(self._history.openings + 1)
+        self._plan.require(self._history.openings + 1)
         self._history.openings += 1
         self._number = max(number, self._number + 1)
         content = {
             "openings": self._history.openings,
-            "noise_multiplier": self.plan.multiplier,
+            "noise_multiplier": self.multiplier,
             "number": self._number,
         }
         self._directory.write(OPENINGS, json.dumps(content).encode())
         return self._number
+
+
+class NoisySums:
+    """The sums of the reports of one exchange.
+
+    The server adds noise to each answer of the helper, of the same size, before it looks at it.
+    The helper knows its own noise, and can shift an answer: without the server's noise, it could
+    read exact numbers from the estimates that are published.
+    """
+
+    def __init__(
+        self, helper: HelperClient, header: Header, noise: Callable[[FloatArray], IntArray]
+    ) -> None:
+        self._helper, self._header, self._noise = helper, header, noise
+
+    def total(self, reports: list[Contribution]) -> tuple[FloatArray, list[Contribution]]:
+        """Return the sum of the reports in units of length, and those that are in it.
+
+        Reports that are further out than honest ones can be are left out; RoundAbandonedError if
+        none is left. The sum is shortened to the length that so many reports can have.
+        """
+        (values,), included = self._ask("sum", [self._in_range(reports)])
+        length = float(np.linalg.norm(values))
+        longest = len(included) + self.deviation() * (math.sqrt(len(values)) + FAR)
+        return (values * (longest / length) if length > longest else values), included
+
+    def deviation(self, kind: str = "sum") -> float:
+        """Return the standard deviation of both parties' noise, in units of length."""
+        return math.sqrt(2.0) * KINDS[kind] * self._header.multiplier
+
+    def _in_range(self, reports: list[Contribution]) -> list[Contribution]:
+        """Return the reports without groups whose sum is further out than honest ones can be."""
+        (trial,), opened = self._ask("trial", [reports])
+        if self._is_possible(trial, len(opened), "trial"):
+            return opened
+        groups, kept = self._groups(opened), list[Contribution]()
+        sums, _ = self._ask("parts", groups)
+        for group, values in zip(groups, sums, strict=True):
+            if self._is_possible(values, len(group), "parts"):
+                kept += group
+            else:
+                _LOG.log(WARNING, "not counted: reports out of range of %s", _names(group))
+        if not kept:
+            raise RoundAbandonedError("no group of reports is within range")
+        return sorted(kept, key=lambda each: each.order)
+
+    def _groups(self, reports: list[Contribution]) -> list[list[Contribution]]:
+        """Return groups of equal size, each report alone if the answer is not too large."""
+        least = math.isqrt(len(reports)) + 1
+        count = min(len(reports), max(least, MOST_PARTS // self._header.numbers))
+        drawn = np.random.default_rng().permutation(len(reports))
+        return [[reports[place] for place in part] for part in np.array_split(drawn, count)]
+
+    def _ask(
+        self, kind: str, groups: list[list[Contribution]]
+    ) -> tuple[list[FloatArray], list[Contribution]]:
+        """Return the noisy sum of each group, in units of length, and the reports in the sums."""
+        reports = [each for group in groups for each in group]
+        sealed = tuple(each.claim.sealed for each in reports)
+        request = SumRequest(self._header, kind, tuple(map(len, groups)), sealed)
+        shape = len(groups), self._header.numbers
+        # Drawn before the answer is there, so that nothing is done with an answer without it.
+        own = self._noise(np.full(shape, float(self._header.sigma * KINDS[kind])))
+        answer = self._helper.sums(request)
+        sums, refused = answer.sums + own.astype(np.uint64), set(answer.refused)
+        included, places = list[Contribution](), np.repeat(np.arange(len(groups)), request.sizes)
+        for number, (place, report) in enumerate(zip(places, reports, strict=True)):
+            if number not in refused:
+                sums[place] += report.claim.masked
+                included.append(report)
+        if refused:
+            text = "not counted: %d reports that the helper cannot open, or has twice: %s"
+            names = _names([reports[number] for number in answer.refused])
+            _LOG.log(WARNING, text, len(refused), names)
+        if not included:
+            raise RoundAbandonedError("the helper could open no report")
+        return [each.view(np.int64).astype(np.float64) / SCALE for each in sums], included
+
+    def _is_possible(self, values: FloatArray, reports: int, kind: str) -> bool:
+        """Whether honest reports can have a sum, given its noise."""
+        return float(np.abs(values).max()) <= reports + FAR * self.deviation(kind)
+
+
+def _names(reports: list[Contribution]) -> str:
+    """Return the names of some devices for a line of the log."""
+    names = ", ".join(short_name(each.order) for each in reports[:_MOST_NAMES])
+    more = len(reports) - _MOST_NAMES
+    return f"{names} and {more} more" if more > 0 else names
 
 
 class SecureChannel(DeviceChannel):
@@ -122,33 +231,30 @@ class SecureChannel(DeviceChannel):
     the helper is read twice, with other noise of the server. The devices send their answers again,
     under another number.
 
-    ``task`` is that of ``fldb_flower.secure.report.task_of``, and ``multiplier`` the noise
-    multiplier of one exchange. ``spend`` is called with the number of an exchange before its
-    devices are asked, and returns the number to use (:meth:`PlannedExchanges.spend`). ``noise``
-    returns discrete Gaussian integers for an array of scales.
+    ``task`` is that of ``fldb_flower.secure.protocol.task_of``. ``noise`` returns discrete Gaussian
+    integers for an array of scales.
     """
 
     sees_uploads: ClassVar[bool] = False
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         settings: Settings,
         helper: HelperClient,
         task: bytes,
-        multiplier: float,
-        spend: Callable[[int], int],
+        planned: PlannedExchanges,
         noise: Callable[[FloatArray], IntArray] = discrete_gaussian,
     ) -> None:
         super().__init__(settings)
         self._helper, self._task = helper, task
-        self._sigma = max(LEAST_SIGMA, math.ceil(multiplier * SCALE))
+        self._planned, self._noise = planned, noise
+        self._sigma = max(LEAST_SIGMA, math.ceil(planned.multiplier * SCALE))
         if self._sigma > LARGEST_SIGMA:
             raise SettingsError(
                 f"privacy.epsilon={settings.privacy.epsilon:g} with devices.rounds="
-                f"{settings.devices.rounds} needs noise of {multiplier:.3g} times a report: must be"
-                f" at most {LARGEST_SIGMA // SCALE}; use a larger epsilon, or fewer rounds"
+                f"{settings.devices.rounds} needs noise of {planned.multiplier:.3g} times a report:"
+                f" must be at most {LARGEST_SIGMA // SCALE}; use a larger epsilon, or fewer rounds"
             )
-        self._spend, self._noise = spend, noise
         self._rate = (FIRST_RATE, FIRST_RATE**2)  # mean and variance
         self._recent: list[int] = []  # numbers of the last exchanges that were counted
         self._header: Header | None = None
@@ -176,16 +282,14 @@ class SecureChannel(DeviceChannel):
         self._key = self._helper.key()
         self._header = Header(
             task=self._task,
-            number=self._spend(int(time.time() * 1000)),
+            number=self._planned.spend(int(time.time() * 1000)),
             numbers=size,
             sigma=self._sigma,
             key=self._key.key,
-            broadcast=hashlib.sha256(self._broadcast).digest(),
+            broadcast=sha256(self._broadcast),
         )
 
-    def contents(
-        self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> list[RecordDict]:
+    def contents(self, nodes: Sequence[int]) -> list[RecordDict]:
         """Return the request for each node; a device that is not known has to introduce itself."""
         contents = []
         for node in nodes:
@@ -200,9 +304,7 @@ class SecureChannel(DeviceChannel):
             contents.append(RecordDict({"config": ConfigRecord({KEY: request.to_bytes()})}))
         return contents
 
-    def check(
-        self, node: int, reply: Message, number: int, broadcast: Broadcast
-    ) -> Contribution | None:
+    def check(self, node: int, reply: Message) -> Contribution | None:
         """Return a device's report; None if the device only introduced itself."""
         try:
             content: Any = reply.content
@@ -226,9 +328,9 @@ class SecureChannel(DeviceChannel):
             raise UploadError(str(error)) from None
         return Contribution(answer.device, self._nothing(), report)
 
-    def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
+    def accept(self) -> None:
         """Require one report."""
-        if broadcast.learns and not contributions:
+        if self.broadcast.learns and not self.contributions:
             raise RoundAbandonedError("no device sent a report")
 
     def answers(self, contribution: Contribution) -> int:
@@ -237,12 +339,12 @@ class SecureChannel(DeviceChannel):
 
     # The sum.
 
-    def total(self, contributions: Sequence[Contribution], broadcast: Broadcast) -> Any:
+    def total(self) -> Any:
         """Return the sum of the reports, with the noise of both parties."""
         if self._header is None:
             return self._nothing()
-        sums = NoisySums(self._helper, self._header, self._noise)
-        values, included = sums.total(list(contributions))
+        broadcast, sums = self.broadcast, NoisySums(self._helper, self._header, self._noise)
+        values, included = sums.total(self.accepted)
         self._included = tuple(each.order for each in included)
         upload = upload_of(values, sums.deviation(), broadcast, self._units, self.form)
         reports, unit = len(included), self._units[DUELS]
@@ -304,7 +406,7 @@ class SecureChannel(DeviceChannel):
 
     # The state.
 
-    def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
+    def acknowledge(self) -> None:
         """Count the reports in the last sum; the next request to each device names the exchange."""
         if self._header is None:
             return

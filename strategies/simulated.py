@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
-from fldb_flower.errors import FederationError
-from fldb_flower.federation.blocks import agents_of_node
-from fldb_flower.federation.exchange import Broadcast
+from fldb_flower.federation.agents import agents_of_node
 from fldb_flower.federation.history import Counts
 from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadError, UploadHeader, decode_outcomes, decode_upload
-from fldb_flower.wire.records import unpack_vector
+from fldb_flower.wire import (
+    UploadError,
+    UploadHeader,
+    decode_outcomes,
+    decode_upload,
+    unpack_vector,
+)
 from strategies.channel import Channel, Contribution, rivals
 
 
@@ -40,58 +43,46 @@ class SimulatedChannel(Channel):
         self._settled: dict[int, Claim] = {}  # node -> its claim, once it has contributed
         self._undisputed: dict[int, Claim] = {}  # beside the settled ones
 
-    def check_number(self, connected: Collection[int]) -> None:
-        """Raise FederationError if there are more nodes than agents."""
-        nodes, agents = len(connected), self.settings.num_agents
-        if nodes > agents:
-            raise FederationError(
-                f"{nodes} nodes for num-agents={agents}: each node hosts at least one agent; run"
-                f' with --federation-config "num-supernodes={agents}" or fewer'
-            )
-
-    def contents(
-        self, nodes: Sequence[int], number: int, arrays: ArrayRecord, config: ConfigRecord
-    ) -> list[RecordDict]:
+    def contents(self, nodes: Sequence[int]) -> list[RecordDict]:
         """Return the content for each node; nodes with the same last iteration share it."""
         counted = [self._counted.get(node, 0) for node in nodes]
         shared = {}
         for count in set(counted):
-            own = ConfigRecord({**config, "counted": count, "exchange": number})
-            shared[count] = RecordDict({"arrays": arrays, "config": own})
+            own = ConfigRecord({**self.config, "counted": count, "exchange": self.number})
+            shared[count] = RecordDict({"arrays": self.arrays, "config": own})
         return [shared[count] for count in counted]
 
-    def check(self, node: int, reply: Message, number: int, broadcast: Broadcast) -> Contribution:
+    def check(self, node: int, reply: Message) -> Contribution:
         """Return the upload of a node's block of agents, if its counts fit its claim."""
         content: Any = reply.content
         try:
             config = content["config"]
             header = UploadHeader.from_counts(config["header"])
-            outcomes = [float(each) for each in config["outcomes"]]
+            numbers = [float(each) for each in config["outcomes"]]
             exchange = config["exchange"]
             vector = unpack_vector(content["arrays"], self.settings.max_message_mb)
         except (KeyError, TypeError, ValueError) as error:
             raise UploadError.malformed(error) from None
-        claim = Claim(header.partition_id, header.num_partitions)
+        claim, broadcast = Claim(header.partition_id, header.num_partitions), self.broadcast
         try:
             agents = self._agents_of(claim)
         except ValueError as error:
             raise UploadError(str(error)) from None
         self._claims[node] = claim
-        if exchange != number:
-            raise UploadError(f"an answer to exchange {exchange} instead of {number}")
+        if exchange != self.number:
+            raise UploadError(f"an answer to exchange {exchange} instead of {self.number}")
         upload = decode_upload(vector, header.num_duels, broadcast, self.form)
-        upload = upload._replace(outcomes=(decode_outcomes(header, outcomes),))
+        outcomes = decode_outcomes(header, numbers)
         counted = self._counted.get(node, 0)
         played = self._history.iteration if broadcast.play is None else broadcast.play.last
         before = 0 if broadcast.scope == "all" else counted
         duels = agents * (played - before) if broadcast.learns else 0
         if upload.num_duels != duels:
             raise UploadError(f"{upload.num_duels} duels instead of {duels}")
-        (reported,) = upload.outcomes
-        rows = (reported.first, len(reported.sums), reported.agents)
+        rows = (outcomes.first, len(outcomes.sums), outcomes.agents)
         if rows != (counted + 1, played - counted, agents):
             raise UploadError(f"outcomes of other iterations or agents than asked for: {rows}")
-        return Contribution(header.partition_id, upload, claim)
+        return Contribution(claim.partition, upload._replace(outcomes=(outcomes,)), claim)
 
     def answers(self, contribution: Contribution) -> int:
         """Return the number of agents times the last iteration that they have played."""
@@ -128,13 +119,13 @@ class SimulatedChannel(Channel):
     def _identity(self, node: int) -> Claim | None:
         return self._settled.get(node) or self._undisputed.get(node)
 
-    def accept(self, contributions: Mapping[int, Contribution], broadcast: Broadcast) -> None:
+    def accept(self) -> None:
         """Keep the partitions of the nodes that contributed."""
-        self._settled |= {node: each.claim for node, each in contributions.items()}
+        self._settled |= {node: each.claim for node, each in self.contributions.items()}
 
-    def acknowledge(self, contributions: Mapping[int, Contribution]) -> None:
+    def acknowledge(self) -> None:
         """Count the nodes' duels up to the last iteration played."""
-        self._counted |= dict.fromkeys(contributions, self._history.iteration)
+        self._counted |= dict.fromkeys(self.contributions, self._history.iteration)
 
     def count_agents(self, nodes: Collection[int], connected: Collection[int]) -> int:
         """Return how many agents some of the connected nodes host.

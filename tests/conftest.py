@@ -24,7 +24,7 @@ from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.deployment.processes import tool
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.runs.results import discard_unfinished
-from fldb_flower.wire.codec import encode_broadcast
+from fldb_flower.wire import encode_broadcast
 from simulations.engines import SLOW_START, STARTS
 from simulations.engines.flower import superlink
 from simulations.local_process import environment
@@ -107,7 +107,7 @@ def registered() -> Iterator[None]:
     yield
     for catalogue, names in before:
         for name in set(catalogue) - names:
-            catalogue.remove(name)
+            del catalogue[name]
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ def ratings(tmp_path: Path) -> Callable[[], Path]:
 def register_world() -> Iterator[Callable[[Any], str]]:
     """Register an environment for one test; return its name."""
     yield lambda world: ENVIRONMENTS.register("world", world) and "world"
-    ENVIRONMENTS.remove("world")
+    ENVIRONMENTS.pop("world", None)
 
 
 def examples(number: int, parts: int = 3, **options: Any) -> settings:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,84 +10,61 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from fldb_flower.bandit.duels import OUTCOMES
-from fldb_flower.settings import Settings
-from fldb_flower.wire.codec import UploadHeader
-from fldb_flower.wire.records import unpack_vector
+from fldb_flower.settings import Settings, to_flat
+from fldb_flower.wire import BroadcastHeader, UploadHeader, unpack_vector
 from simulations.engines.inprocess import LOST, UNHEARD, LossyGrid, failure
 
-
-@dataclass(frozen=True)
-class Faults:
-    """Probabilities of the faults of a message, besides ``dropout``.
-
-    Attributes
-    ----------
-    nodes : int
-        Number of nodes whose messages are affected, the first ones; 0: all.
-    late, duplicate, reorder : float
-        A reply arrives after the timeout; arrives twice; the replies of an exchange are permuted.
-    crash : float
-        The client raises.
-    nan, huge, shape, dtype, indefinite, scaled, flipped : float
-        The upload has a NaN; the number 1e300; a wrong shape; a wrong dtype; a W_new that is not
-        positive semi-definite; is ten times too large; has a gradient of the opposite sign.
-    past, future : float
-        The node's last upload is sent again; the upload claims a later iteration.
-    """
-
-    nodes: int = 0
-    late: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    crash: float = 0.0
-    nan: float = 0.0
-    huge: float = 0.0
-    shape: float = 0.0
-    dtype: float = 0.0
-    indefinite: float = 0.0
-    scaled: float = 0.0
-    flipped: float = 0.0
-    past: float = 0.0
-    future: float = 0.0
+FAULTS = (
+    "late",  # a reply arrives after the timeout, with the replies to a later message
+    "duplicate",  # it arrives twice
+    "crash",  # the client raises
+    # The upload has a NaN; the number 1e300; a wrong shape; a wrong dtype; a W_new that is not
+    # positive semi-definite; is ten times too large; has a gradient of the opposite sign.
+    "nan", "huge", "shape", "dtype", "indefinite", "scaled", "flipped",
+    "past",  # the node's last upload is sent again
+    "future",  # the upload claims a later iteration
+)  # fmt: skip
+Fault = Callable[[int, BroadcastHeader], set[str]]
 
 
 class FaultyGrid(LossyGrid):
     """A :class:`LossyGrid` whose messages are also late, repeated, reordered or wrong.
 
-    A late reply is missing, and arrives together with the replies to a later message.
+    The faults of a message, from :data:`FAULTS`, UNHEARD and LOST, are drawn with the given
+    probabilities, besides ``dropout``, or are what ``fault`` returns for a partition and the header
+    of its broadcast. Only the first ``nodes`` nodes have faults; 0: all.
 
     Attributes
     ----------
-    faulty : dict
-        Node with faults -> its partition.
     late : list of Message
         Replies that have not arrived yet.
     """
 
     def __init__(
-        self, settings: Settings, run_config: dict[str, Any], faults: Faults | None = None
-    ) -> None:
-        super().__init__(settings, run_config)
-        self._dimension = settings.dimension
-        self._chances = dataclasses.asdict(faults or Faults())
-        faulty = self._chances.pop("nodes") or len(self.contexts)
-        self._reorder = self._chances.pop("reorder")
-        self.faulty = dict(zip(self.contexts, range(faulty), strict=False))  # node -> partition
+        self, settings: Settings, fault: Fault | None = None, *, nodes: int = 0,
+        reorder: float = 0.0, **chances: float,
+    ) -> None:  # fmt: skip
+        super().__init__(settings, to_flat(settings))
+        assert chances.keys() <= set(FAULTS)
+        self.fault, self._dimension, self._reorder = fault, settings.dimension, reorder
+        self._chances = {name: chances.get(name, 0.0) for name in FAULTS}
+        faulty = range(nodes or len(self.contexts))
+        self._faulty = dict(zip(self.contexts, faulty, strict=False))  # node -> partition
         self.late: list[Message] = []
         self._previous: dict[int, RecordDict] = {}  # node -> its last upload
 
     def draw(self, message: Message) -> set[str]:
-        """Draw the faults of a message: names of :class:`Faults`, UNHEARD or LOST."""
-        partition = self.faulty.get(message.metadata.dst_node_id)
+        """Return the faults of a message."""
+        partition = self._faulty.get(message.metadata.dst_node_id)
         if partition is None:
             return set()
+        if self.fault is not None:
+            header: Any = message.content["config"]["header"]  # type: ignore[index]
+            return self.fault(partition, BroadcastHeader(*header))
         loss = self.loss(message)
-        luck = self.stream(partition, message.metadata.group_id).random(len(self._chances))
-        faults = {
-            name
-            for number, (name, chance) in zip(luck, self._chances.items(), strict=True)
-            if number < chance
-        }
+        luck = self.stream(partition, message.metadata.group_id).random(len(FAULTS))
+        chances = zip(luck, self._chances.items(), strict=True)
+        faults = {name for number, (name, chance) in chances if number < chance}
         return {loss} if loss == UNHEARD else faults | ({loss} if loss else set())
 
     def send_and_receive(
@@ -147,8 +122,11 @@ class FaultyGrid(LossyGrid):
                 for poison in poisons:
                     vector = poison(vector, self._dimension)
             arrays = ArrayRecord([vector])
-        if "future" in faults:
-            config = _one_iteration_more(config)
+        if "future" in faults:  # one iteration more than was played
+            header = UploadHeader(*config["header"])
+            header = header._replace(num_duels=header.num_duels + header.agents)
+            outcomes = [*config["outcomes"], *[0.0] * len(OUTCOMES)]
+            config = ConfigRecord({**config, "header": list(header), "outcomes": outcomes})
         return Message(RecordDict({"arrays": arrays, "config": config}), reply_to=message)
 
 
@@ -169,11 +147,3 @@ _POISONS: dict[str, Callable[[NDArray[Any], int], NDArray[Any]]] = {
     "dtype": lambda vector, _d: vector.astype(np.float16),
 }
 """Fault -> change of an upload's vector: gradient (d), then packed matrices."""
-
-
-def _one_iteration_more(config: Any) -> ConfigRecord:
-    """Claim one iteration more than was played."""
-    header = UploadHeader(*config["header"])
-    more = header._replace(num_duels=header.num_duels + header.agents)
-    outcomes = [*config["outcomes"], *[0.0] * len(OUTCOMES)]
-    return ConfigRecord({**config, "header": list(more), "outcomes": outcomes})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,19 @@ from typing import TypeVar
 import psutil
 
 Found = TypeVar("Found")
+ROOT = Path(__file__).parents[1]
+
+
+def python(
+    *words: object, cwd: Path = ROOT, first: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with the checkout, and before it another folder, on its path; return its end."""
+    places = os.pathsep.join(str(each) for each in (first, ROOT) if each is not None)
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd,
+        env={**os.environ, "PYTHONPATH": places, **environment},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
 
 
 def wait_until(condition: Callable[[], Found], seconds: float, what: str) -> Found:

@@ -7,7 +7,7 @@ devices, helper and server can be killed before and after each durable write.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -20,32 +20,34 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import ConfigRecord, Message, RecordDict
-from vaults import KEY as KEY_OF_HELPER
-from vaults import SIGNER, TASK, Clock, D, Killed, Kills, Phone, key_of
+from vaults import SIGNER, TASK, Clock, D, Killed, Kills, Phone
 
 from clients.helper import sums
 from clients.helper.sums import Helper
-from fldb_flower.errors import FederationError, PrivacyError, SecureError
-from fldb_flower.federation.exchange import Broadcast, ShareUpload, Upload
+from fldb_flower.errors import FederationError, SecureError
+from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.secure.messages import HELLO, REPORT, Reply, Request, SumAnswer, SumRequest
-from fldb_flower.secure.report import (
+from fldb_flower.secure import KEY
+from fldb_flower.secure.protocol import (
+    HELLO,
     KINDS,
+    REPORT,
     HelperKey,
+    Reply,
     Report,
+    Request,
+    SumAnswer,
+    SumRequest,
     integers_of,
     make_report,
-    mask,
-    open_seed,
 )
 from fldb_flower.secure.statistics import Shared, vector_of
 from fldb_flower.settings import from_flat, to_flat
 from fldb_flower.system.files import replace_file
 from simulations.engines.inprocess import InProcessGrid, failure
-from strategies.device_directory import DeviceDirectory
-from strategies.device_rounds import DeviceServer
-from strategies.secure import KEY, PlannedExchanges, SecureChannel
+from strategies.device_rounds import DeviceDirectory, DeviceServer
+from strategies.secure import PlannedExchanges, SecureChannel
 
 CLIP = 8.0
 RUN = {
@@ -86,23 +88,17 @@ class Release(NamedTuple):
 class Link:
     """The server's connection to a real helper, in place of ``HelperClient``.
 
-    Attributes
-    ----------
-    is_down : bool
-        Whether the helper does not reply.
-    fault : callable
-        Returns for a question what happens to it: "none"; "restart" or "dies before", the helper
-        ends before it stores the answer; "dies after", it ends then; "lost", the answer is lost
-        and asked for again; "gone", it is lost; "server before" and "server after", the server's
-        process ends.
-    released : dict
-        What the helper has returned: release -> its bytes, of all times.
+    ``fault`` returns for a question what happens to it: "none"; "restart" or "dies before", the
+    helper ends before it stores the answer; "dies after", it ends then; "lost", the answer is lost
+    and asked for again; "gone", it is lost; "server before" and "server after", the server's
+    process ends.
     """
 
     def __init__(self, folder: Path, clock: Clock, noise: Callable[[FloatArray], IntArray]) -> None:
         self._folder, self._clock, self._noise = folder, clock, noise
         self.is_down = False
         self.fault: Callable[[str], str] = lambda _kind: "none"
+        # What the helper has returned, of all times: each release, and its bytes.
         self.released: dict[tuple[int, str], tuple[Release, set[bytes]]] = {}
         self._dies = ""
         self.start()
@@ -169,17 +165,8 @@ class Link:
 class SecureGrid(InProcessGrid):
     """A grid whose nodes are devices with real vaults.
 
-    Attributes
-    ----------
-    fault : callable
-        Returns for a device what happens to a request: "none", "request lost", "reply lost",
-        "late", "twice", "raises", "restart", or at which of its writes the device is killed.
-    absent : set of int
-        Nodes that are not connected.
-    asked : list of (int, Request)
-        The requests that reached a vault, by node.
-    sealed : dict of bytes to int
-        Sealed seed of each report that a device has sent -> its node.
+    ``fault`` returns for a device what happens to a request: "none", "request lost", "reply lost",
+    "late", "twice", "raises", "restart", or at which of its writes the device is killed.
     """
 
     def __init__(self, phones: list[Phone], config: dict[str, Any], kills: Kills) -> None:
@@ -187,9 +174,9 @@ class SecureGrid(InProcessGrid):
         self.phones = dict(zip(self.contexts, phones, strict=True))
         self._kills = kills
         self.fault: Callable[[int], str | int] = lambda _node: "none"
-        self.absent: set[int] = set()
-        self.asked: list[tuple[int, Request]] = []
-        self.sealed: dict[bytes, int] = {}
+        self.absent: set[int] = set()  # nodes that are not connected
+        self.asked: list[tuple[int, Request]] = []  # what reached a vault, by node
+        self.sealed: dict[bytes, int] = {}  # sealed seed of each report that was sent -> its node
         self._late: list[Message] = []
 
     def get_node_ids(self) -> Iterable[int]:
@@ -237,15 +224,7 @@ class SecureGrid(InProcessGrid):
 
 
 class SecureFederation:
-    """Devices, a helper and a server in a folder; use it as a context manager.
-
-    Attributes
-    ----------
-    sums : list of (Broadcast, Upload)
-        Each sum that the server obtained.
-    counted : dict of int to Upload
-        By round, the sum that the server stored last.
-    """
+    """Devices, a helper and a server in a folder; use it as a context manager."""
 
     def __init__(
         self,
@@ -274,8 +253,8 @@ class SecureFederation:
         self.grid = SecureGrid(self.phones, self.config, self.kills)
         self.rng = np.random.default_rng(5)
         self.lines: list[str] = []
-        self.sums: list[tuple[Broadcast, Upload]] = []
-        self.counted: dict[int, Upload] = {}
+        self.sums: list[tuple[Broadcast, Upload]] = []  # each that the server obtained
+        self.counted: dict[int, Upload] = {}  # by round, the sum that the server stored last
 
     def __enter__(self) -> SecureFederation:
         return self
@@ -293,56 +272,45 @@ class SecureFederation:
             preferences = self.rng.integers(0, 2, count).tolist()
             self.phones[place].answer(*zip(differences, preferences, strict=True))
 
-    def server(self, mortal: Callable[[Callable[..., None]], Any] | None = None) -> DeviceServer:
-        """Return a server that resumes from its directory; ``mortal`` wraps its durable writes."""
+    @contextlib.contextmanager
+    def serving(
+        self, mortal: Callable[[Callable[..., None]], Any] = lambda write: write
+    ) -> Iterator[DeviceServer]:
+        """Provide a server that resumes from its directory; its process ends without a word.
+
+        ``mortal`` wraps its durable writes.
+        """
         self.clock.now += 0.001
-        settings = from_flat(self.config, "a test")
-        directory, history = DeviceDirectory(self.folder / "server", settings), Counts()
-        if mortal is not None:
+        settings, history = from_flat(self.config, "a test"), Counts()
+        directory: Any = DeviceDirectory(self.folder / "server", settings)
+        with contextlib.closing(directory):
             for name in ("write", "save", "commit"):
                 setattr(directory, name, mortal(getattr(directory, name)))
-        self._observe(directory)
-        try:
             planned = PlannedExchanges(settings, history, directory)
-            nodes = SecureChannel(
-                settings, self.helper, TASK, planned.plan.multiplier, planned.spend, self._noise
-            )
+            helper: Any = self.helper
+            nodes = SecureChannel(settings, helper, TASK, planned, self._noise)
             server = DeviceServer(nodes, history, directory, self.lines.append)
-        except BaseException:
-            directory.close()
-            raise
-        strategy = server.strategy
-        nodes.connect(self.grid)
-        collect = strategy.collect
+            nodes.connect(self.grid)
+            strategy: Any = server.strategy
+            strategy.collect = self._watched_sums(strategy.collect)
+            directory.commit = self._watched_rounds(directory.commit)
+            yield server
 
-        def watched(broadcast: Broadcast) -> Upload:
+    def _watched_sums(self, collect: Callable[[Broadcast], Any]) -> Callable[[Broadcast], Any]:
+        def watched(broadcast: Broadcast) -> Any:
             upload = collect(broadcast)
             if broadcast.learns:
                 self.sums.append((broadcast, upload))
             return upload
 
-        strategy.collect = watched  # type: ignore[method-assign]
-        return server
+        return watched
 
-    def _observe(self, directory: DeviceDirectory) -> None:
-        commit = directory.commit
-
+    def _watched_rounds(self, commit: Callable[..., None]) -> Callable[..., None]:
         def watched(row: Mapping[str, Any], *others: Any) -> None:
             self.counted[row["round"]] = self.sums[-1][1]
             commit(row, *others)
 
-        directory.commit = watched  # type: ignore[method-assign]
-
-    @contextlib.contextmanager
-    def serving(
-        self, mortal: Callable[[Callable[..., None]], Any] | None = None
-    ) -> Iterator[DeviceServer]:
-        """Provide a server, and let its process end without a word, as after a kill."""
-        server = self.server(mortal)
-        try:
-            yield server
-        finally:
-            server.directory.close()
+        return watched
 
     def round(self, server: DeviceServer) -> bool:
         """Run a round, a second after the last one."""
@@ -389,28 +357,27 @@ class SecureFederation:
             assert ledger.spent() <= most * (1.0 + 1e-9)
 
 
-class FakeHelper:
-    """A helper without noise that records what it is asked, and may add to the first values."""
+class QuietHelper:
+    """A real helper without noise that records what it is asked, and may add to the first values.
+
+    It also answers about reports that it cannot open.
+    """
 
     def __init__(self, shift: int = 0) -> None:
-        self.asked: list[SumRequest] = []
-        self.private, self.shift = KEY_OF_HELPER, shift
+        self.asked, self._shift = list[SumRequest](), np.uint64(shift)
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        self._helper = Helper(folder, SIGNER, noise=no_noise, min_reports=0)
 
     def key(self) -> HelperKey:
-        return replace(key_of(), expires=int(time.time()) + 1000).sign(SIGNER)
+        return self._helper.keys()
 
     def sums(self, request: SumRequest) -> SumAnswer:
         self.asked.append(request)
-        seeds = [open_seed(request.header, each, self.private) for each in request.sealed]
-        sums = np.zeros((len(request.sizes), request.header.numbers), np.uint64)
-        groups = np.repeat(np.arange(len(request.sizes)), request.sizes)
-        for seed, group in zip(seeds, groups, strict=True):
-            if seed is not None:
-                sums[group] += mask(seed, request.header.numbers)
-        sums[:, 0] += np.uint64(self.shift)
-        refused = tuple(place for place, seed in enumerate(seeds) if seed is None)
-        answer = SumAnswer(hashlib.sha256(request.to_bytes()).digest(), refused, sums)
-        return SumAnswer.from_bytes(answer.to_bytes(), request)
+        answer = SumAnswer.from_bytes(self._helper.answer(request.to_bytes()), request)
+        sums = answer.sums.copy()
+        sums[:, 0] += self._shift
+        return replace(answer, sums=sums)
 
 
 class ServerAlone:
@@ -424,36 +391,33 @@ class ServerAlone:
         **values: Any,
     ) -> None:
         self.settings = from_flat({**RUN, "privacy-clip": 2.0, **values}, "a test")
-        self.helper, self.numbers = helper or FakeHelper(), list[int]()
-        self.most = 10**6  # exchanges
-        self.nodes = SecureChannel(self.settings, self.helper, TASK, multiplier, self._spend, noise)
+        self.helper, self.numbers = helper or QuietHelper(), list[int]()
+        planned: Any = SimpleNamespace(multiplier=multiplier, spend=self._spend)
+        self.nodes = SecureChannel(self.settings, self.helper, TASK, planned, noise)
         self.form = self.nodes.form
 
     def _spend(self, number: int) -> int:
-        if len(self.numbers) == self.most:
-            raise PrivacyError("privacy.epsilon=3 is spent")
         self.numbers.append(max(number, *self.numbers, 0) + 1)
         return self.numbers[-1]
 
     def ask(self, broadcast: Broadcast, nodes: Iterable[int]) -> list[Request]:
         """Begin an exchange, and let devices introduce themselves; return their requests."""
         self.nodes.begin(broadcast)
+        self.nodes.broadcast = broadcast
         for node in nodes:
             if not self.nodes.device_at(node):
-                assert self.reply(node, broadcast, Reply(HELLO, device(node))) is None
+                assert self.reply(node, Reply(HELLO, device(node))) is None
         self.nodes.disputes([*nodes])
-        return self.requests(nodes)
-
-    def requests(self, nodes: Iterable[int]) -> list[Request]:
-        contents: Any = self.nodes.contents([*nodes], 1, None, None)  # type: ignore[arg-type]
+        contents: Any = self.nodes.contents([*nodes])
         return [Request.from_bytes(each["config"][KEY]) for each in contents]
 
-    def reply(self, node: int, broadcast: Broadcast, reply: Reply) -> Any:
-        content = RecordDict({"config": ConfigRecord({KEY: reply.to_bytes()})})
-        return self.nodes.check(node, SimpleNamespace(content=content), 1, broadcast)  # type: ignore[arg-type]
+    def reply(self, node: int, reply: Reply) -> Any:
+        content: Any = RecordDict({"config": ConfigRecord({KEY: reply.to_bytes()})})
+        message: Any = SimpleNamespace(content=content)
+        return self.nodes.check(node, message)
 
     def report(
-        self, node: int, request: Request, broadcast: Broadcast, integers: IntArray,
+        self, node: int, request: Request, integers: IntArray,
         public: X25519PublicKey | None = None,
     ) -> Any:  # fmt: skip
         """Send a report, sealed for the helper or for another public key."""
@@ -461,21 +425,21 @@ class ServerAlone:
         assert request.key is not None
         public = public or request.key.verified(SIGNER.public_key(), time.time())
         report = make_report(request.header, integers, public).to_bytes()
-        reply = Reply(REPORT, device(node), report=report, digest=request.header.digest)
-        return self.reply(node, broadcast, reply)
+        return self.reply(node, Reply(REPORT, device(node), "", report, request.header.digest))
 
-    def exchange(self, broadcast: Broadcast, uploads: list[Any]) -> Upload:
+    def exchange(self, broadcast: Broadcast, uploads: list[Any]) -> Any:
         """Carry out and count an exchange with a device per upload, or vector of integers."""
         nodes, contributions = range(1, len(uploads) + 1), []
         requests = self.ask(broadcast, nodes)
         self.units = Shared.from_bytes(requests[0].broadcast).units
         for node, request, upload in zip(nodes, requests, uploads, strict=True):
             values = upload
-            if isinstance(upload, Upload | ShareUpload):
+            if isinstance(upload, Upload):
                 values = integers_of(vector_of(upload, broadcast, self.units, self.form))
-            contributions.append(self.report(node, request, broadcast, values))
-        total = self.nodes.total(contributions, broadcast)
-        self.nodes.acknowledge(dict(enumerate(contributions)))
+            contributions.append(self.report(node, request, values))
+        self.nodes.contributions = dict(enumerate(contributions))
+        total = self.nodes.total()
+        self.nodes.acknowledge()
         return total
 
 

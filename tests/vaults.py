@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from test_shares import posterior
 
 from clients.store import DuelStore
 from clients.vault import Vault, VaultConfig, read_config
@@ -21,15 +22,17 @@ from clients.vault.ledger import Ledger, LedgerFile
 from fldb_flower.bandit.estimate import CommonPrior, Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.linear import make_form
-from fldb_flower.secure.messages import ESTIMATE, REPORT, Reply, Request
-from fldb_flower.secure.report import (
+from fldb_flower.secure.protocol import (
+    ESTIMATE,
+    REPORT,
     SCALE,
     Header,
     HelperKey,
+    Reply,
     Report,
+    Request,
     mask,
     open_seed,
-    signed,
     task_of,
 )
 from fldb_flower.secure.statistics import Shared, parts_of, size_of
@@ -176,7 +179,7 @@ def opened(request: Request, reply: Reply) -> np.ndarray:
     report = Report.from_bytes(reply.report, request.header.numbers)
     seed = open_seed(request.header, report.sealed, KEY)
     assert seed is not None
-    return signed(report.masked + mask(seed, request.header.numbers))
+    return (report.masked + mask(seed, request.header.numbers)).view(np.int64)
 
 
 def share_by_hand(
@@ -186,23 +189,16 @@ def share_by_hand(
     variance: float,
     clip: float = 8.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return M, and m relative to the prior's mean, by Newton's method without limits."""
+    """Return M, and m relative to the prior's mean, without limits."""
     scale = clip**2 / 10.0
     a = np.array(precision) + 0.1 * scale * np.eye(D)  # personal_ridge: see the call
     mean, v = np.linalg.solve(a, shift), variance / scale
-    q = np.linalg.inv(np.linalg.inv(a) + v * np.eye(D))
     x, y = np.array([d for d, _ in duels]), np.array([won for _, won in duels])
-    theta = mean.copy()
-    for _ in range(100):
-        p = 1.0 / (1.0 + np.exp(-x @ theta))
-        hessian = (x * (p * (1 - p))[:, None]).T @ x
-        theta -= np.linalg.solve(hessian + q, x.T @ (p - y) + q @ (theta - mean))
-    p = 1.0 / (1.0 + np.exp(-x @ theta))
-    hessian = (x * (p * (1 - p))[:, None]).T @ x
-    linear = hessian @ theta - x.T @ (p - y)
+    q = np.linalg.inv(np.linalg.inv(a) + v * np.eye(D))
+    theta, hessian, gradient = posterior(x, y, q, mean)
     mixed = np.eye(D) + v * hessian
     m = np.linalg.solve(mixed, hessian)
-    return m, np.linalg.solve(mixed, linear) - m @ mean
+    return m, np.linalg.solve(mixed, hessian @ theta - gradient) - m @ mean
 
 
 class Killed(BaseException):

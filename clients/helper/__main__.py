@@ -15,8 +15,8 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
@@ -24,11 +24,10 @@ from starlette.concurrency import run_in_threadpool
 from clients.helper.sums import Helper
 from clients.service import http
 from clients.service.http import BINARY, Guard, Limiter, add_handlers, binary_body, read_token
-from fldb_flower.deployment.keys import load_helper_key, public_hex
+from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.privacy.discrete import require_sampler
-from fldb_flower.secure.canonical import to_json
-from fldb_flower.secure.report import MOST_REPORTS
+from fldb_flower.privacy.discrete import sampler
+from fldb_flower.secure.protocol import MOST_REPORTS, to_json
 from fldb_flower.system.commands import Parser, bounded
 
 PORT = 8378
@@ -48,7 +47,7 @@ _COUNTS = {
 }
 
 
-def create_app(helper: Helper, signer: Ed25519PublicKey, token: str) -> FastAPI:
+def create_app(helper: Helper, token: str) -> FastAPI:
     """Return the service of a helper; ``token`` is that of the server."""
 
     async def remove_expired() -> None:
@@ -72,7 +71,7 @@ def create_app(helper: Helper, signer: Ed25519PublicKey, token: str) -> FastAPI:
 
     @app.get("/keys")
     async def keys() -> Response:
-        content = to_json({"key": helper.keys(), "signer": public_hex(signer)})
+        content = to_json({"key": helper.keys(), "signer": helper.signer.public_bytes_raw()})
         return Response(content, media_type="application/json")
 
     @app.get("/health")
@@ -98,27 +97,19 @@ def create_app(helper: Helper, signer: Ed25519PublicKey, token: str) -> FastAPI:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__)
-    add = parser.add_argument
-    add(
-        "--key", metavar="FILE", type=Path, required=True,
-        help="private key, from `fldb keys helper`",
-    )  # fmt: skip
-    add(
-        "--dir", metavar="DIR", type=Path, required=True,
-        help="folder of the answers; created if missing",
-    )  # fmt: skip
-    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=bounded(int, 0, 65535), default=PORT, help="0: any free one (%(default)s)")
-    add(
-        "--token-file", metavar="FILE", type=Path,
-        help="token of the server; created if missing (DIR/token)",
-    )  # fmt: skip
-    add("--certificate", metavar="FILE", type=Path, help="serve HTTPS with this certificate chain")
-    add("--certificate-key", metavar="FILE", type=Path, help="private key of --certificate")
-    add(
-        "--min-reports", metavar="N", type=bounded(int, 1, MOST_REPORTS), default=1,
-        help="refuse sums of fewer reports (%(default)s)",
-    )  # fmt: skip
+
+    def add(name: str, help: str, metavar: str | None = "FILE", **options: Any) -> None:
+        parser.add_argument(name, help=help, metavar=metavar, **{"type": Path, **options})
+
+    add("--key", "private key, from `fldb keys helper`", required=True)
+    add("--dir", "folder of the answers; created if missing", "DIR", required=True)
+    add("--host", "address to listen on (%(default)s)", None, type=str, default="127.0.0.1")
+    port, reports = bounded(int, 0, 65535), bounded(int, 1, MOST_REPORTS)
+    add("--port", "0: any free one (%(default)s)", None, type=port, default=PORT)
+    add("--token-file", "token of the server; created if missing (DIR/token)")
+    add("--certificate", "serve HTTPS with this certificate chain")
+    add("--certificate-key", "private key of --certificate")
+    add("--min-reports", "refuse sums of fewer reports (%(default)s)", "N", type=reports, default=1)
     return parser.parse_args(argv)
 
 
@@ -138,12 +129,11 @@ def _tls(certificate: Path | None, key: Path | None) -> dict[str, Path]:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Run the service until a signal stops it; raise FldbError if it cannot start."""
-    require_sampler()
+    sampler()
     with contextlib.suppress(ImportError):  # Windows
         import resource  # noqa: PLC0415
 
-        # The memory has the private keys.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the memory has the private keys
     host, folder = arguments.host, arguments.dir.expanduser()
     signer = load_helper_key(arguments.key.expanduser())
     tls = _tls(arguments.certificate, arguments.certificate_key)
@@ -157,10 +147,10 @@ def serve(arguments: argparse.Namespace) -> None:
                 file=sys.stderr,
             )
         scheme, address = "https" if tls else "http", http.address(host, listener)
-        print(f"{scheme}://{address} public key {public_hex(signer.public_key())}", flush=True)
-        app = create_app(helper, signer.public_key(), token)
+        public = helper.signer.public_bytes_raw().hex()
+        print(f"{scheme}://{address} public key {public}", flush=True)
         options = {"timeout_graceful_shutdown": _STOP_SECONDS, **tls}
-        http.serve(app, listener, http.LIMITS, Limiter(token), **options)
+        http.serve(create_app(helper, token), listener, http.LIMITS, Limiter(token), **options)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,13 +16,11 @@ in progress, except that their stored answers can be fetched again.
 
 from __future__ import annotations
 
-import hashlib
 import stat
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,25 +28,24 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fldb_flower.deployment.keys import make_folder, reported
 from fldb_flower.errors import DataError, FldbError, OutputError, SecureError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
 from fldb_flower.privacy.discrete import discrete_gaussian
-from fldb_flower.secure.canonical import checked_integer, framed, unframed, unhex
-from fldb_flower.secure.messages import SumAnswer, SumRequest
-from fldb_flower.secure.report import (
+from fldb_flower.secure.protocol import (
     AHEAD_SECONDS,
-    DIGEST_BYTES,
     KINDS,
-    LATEST,
     VALID_SECONDS,
-    Header,
     HelperKey,
+    SumAnswer,
+    SumRequest,
     Words,
+    framed,
     mask,
     open_seed,
+    sha256,
+    unframed,
 )
-from fldb_flower.system.files import lock_folder, replace_file
+from fldb_flower.system.files import lock_folder, make_folder, replace_file, reported
 
 RENEW_SECONDS = 7 * 86_400
 """A key is replaced so long before it expires: a key that was just fetched is valid for a week."""
@@ -57,25 +54,19 @@ MOST_SUMS = 2**24
 """Largest number of values in an answer. Noise takes about 20 microseconds per value."""
 
 _SUFFIX = ".answer"
-_FIELDS = ("header", "kind", "number", "request", "task")
 _OTHERS = 0o077
 _AT_ONCE = 2**16  # values of noise drawn by one call
 
 
 class Answer(NamedTuple):
-    """An answer that was given, and SHA-256 of its request."""
+    """The last answer of a kind that a task was given, as it is stored; hashes are hexadecimal."""
 
-    request: bytes
-    content: bytes
-
-
-@dataclass
-class Exchange:
-    """The last exchange of a task: its number, its header's digest, and its answers by kind."""
-
-    number: int
-    header: bytes
-    answers: dict[str, Answer] = field(default_factory=dict)
+    task: str
+    kind: str
+    number: int  # of the exchange
+    header: str  # hash of the exchange's header
+    request: str  # hash of the request
+    content: bytes = b""
 
 
 class Helper:
@@ -95,11 +86,12 @@ class Helper:
         noise: Callable[[FloatArray], IntArray] = discrete_gaussian,
         min_reports: int = 1,
     ) -> None:
-        self.directory = directory
+        self.directory, self.signer = directory, signer.public_key()
         self.counts: Counter[str] = Counter()
         self._signer, self._clock, self._noise = signer, clock, noise
         self._min_reports = min_reports
         self._keys: dict[int, tuple[HelperKey, X25519PrivateKey]] = {}
+        self._answers: dict[tuple[str, str], Answer] = {}  # by task and kind
         self._answering, self._changing_keys = threading.Lock(), threading.Lock()
         make_folder(directory)
         with reported(OutputError, f"use the folder {directory}"):
@@ -110,7 +102,8 @@ class Helper:
             except BlockingIOError:
                 raise OutputError(f"another helper uses {directory}") from None
         try:
-            self._last = self._stored()
+            for path in directory.glob(f"*{_SUFFIX}"):
+                self._read(path)
         except FldbError:
             self.close()
             raise
@@ -139,45 +132,37 @@ class Helper:
         """
         with self._answering:
             try:
-                return self._answer(SumRequest.from_bytes(content), content)
+                return self._answer(SumRequest.from_bytes(content), sha256(content))
             except FldbError:
                 self.counts["refused"] += 1
                 raise
 
-    def _answer(self, request: SumRequest, content: bytes) -> bytes:
-        digest = hashlib.sha256(content).digest()
-        exchange = self._exchange(request.header)
-        given = exchange.answers.get(request.kind)
-        if given is None:
-            given = Answer(digest, self._sums(request, digest))
-            self._store(request, given)
-            exchange.answers[request.kind] = given
-            self._last[request.header.task] = exchange
-            self.counts["answers"] += 1
-        elif given.request != digest:
-            raise SecureError(
-                f"the {request.kind} of exchange {exchange.number} was answered for another request"
-            )
-        return given.content
-
-    def _exchange(self, header: Header) -> Exchange:
-        """Return the last exchange of a task, or a new one that is not yet the last."""
-        last, number = self._last.get(header.task), header.number
-        if last is not None and number < last.number:
-            raise SecureError(
-                f"exchange {number} is over: {last.number}, a later one, was answered"
-            )
-        if last is not None and number == last.number:
-            if header.digest != last.header:
-                raise SecureError(f"exchange {number} was answered with another header")
-            return last
+    def _answer(self, request: SumRequest, digest: bytes) -> bytes:
+        header, kind, number = request.header, request.kind, request.header.number
+        task = header.task.hex()
+        known = [each for each in self._answers.values() if each.task == task]
+        latest = max((each.number for each in known), default=0)
+        if number < latest:
+            raise SecureError(f"exchange {number} is over: {latest}, a later one, was answered")
+        given = {each.kind: each for each in known if each.number == number}
+        if any(each.header != header.digest.hex() for each in given.values()):
+            raise SecureError(f"exchange {number} was answered with another header")
         ahead = number / 1000 - self._clock()
-        if ahead > AHEAD_SECONDS:
+        if not given and ahead > AHEAD_SECONDS:
             raise SecureError(
                 f"exchange {number} is {ahead:.0f} s ahead of the helper's clock: must be at most"
                 f" {AHEAD_SECONDS} s"
             )
-        return Exchange(number, header.digest)
+        if kind not in given:
+            content = self._sums(request, digest)
+            new = Answer(task, kind, number, header.digest.hex(), digest.hex(), content)
+            self._store(new)
+            self._answers[task, kind] = new
+            self.counts["answers"] += 1
+            return content
+        if given[kind].request != digest.hex():
+            raise SecureError(f"the {kind} of exchange {number} was answered for another request")
+        return given[kind].content
 
     def _sums(self, request: SumRequest, digest: bytes) -> bytes:
         """Return an answer with new noise."""
@@ -211,34 +196,20 @@ class Helper:
         for start in range(0, flat.size, _AT_ONCE):
             part = flat[start : start + _AT_ONCE]
             part += self._noise(np.full(part.shape, scale)).view(np.uint64)
-        self.counts["opened"] += len(seeds)
-        self.counts["dropped"] += len(refused)
+        self.counts.update(opened=len(seeds), dropped=len(refused))
         return SumAnswer(digest, tuple(refused), sums).to_bytes()
 
-    def _store(self, request: SumRequest, given: Answer) -> None:
+    def _store(self, answer: Answer) -> None:
         """Store an answer durably, instead of that of the same kind about an earlier exchange."""
-        header = request.header
-        values = header.digest, request.kind, header.number, given.request, header.task
-        path = self.directory / f"{header.task.hex()}-{request.kind}{_SUFFIX}"
+        path = self.directory / f"{answer.task}-{answer.kind}{_SUFFIX}"
         with reported(OutputError, f"store the answer in {path}"):
-            fields = dict(zip(_FIELDS, values, strict=True))
-            replace_file(path, framed(fields, given.content), 0o600)
+            fields = answer._asdict()
+            replace_file(path, framed(fields, fields.pop("content")), 0o600)
 
-    def _stored(self) -> dict[bytes, Exchange]:
-        """Return the last exchange of each task from the files."""
-        found: dict[bytes, Exchange] = {}
-        for path in sorted(self.directory.glob(f"*{_SUFFIX}")):
-            try:
-                with reported(DataError, f"read {path}"):
-                    fields, content = unframed(path.read_bytes(), "it", _FIELDS)
-                names = ("task", "header", "request")
-                task, header, request = (unhex(fields[name], name, DIGEST_BYTES) for name in names)
-                number = checked_integer(fields["number"], "the number", 1, LATEST)
-            except DataError as reason:
-                raise DataError(f"{path} is damaged: delete it ({reason})") from None
-            last = found.get(task)
-            if last is None or last.number < number:
-                last = found[task] = Exchange(number, header)
-            if last.number == number:
-                last.answers[fields["kind"]] = Answer(request, content)
-        return found
+    def _read(self, path: Path) -> None:
+        try:
+            with reported(DataError, f"read {path}"):
+                fields, content = unframed(path.read_bytes(), "it", Answer._fields[:-1])
+        except DataError as reason:
+            raise DataError(f"{path} is damaged: delete it ({reason})") from None
+        self._answers[fields["task"], fields["kind"]] = Answer(**fields, content=content)

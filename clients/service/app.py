@@ -6,12 +6,11 @@ The SuperNode's token opens the endpoint of secure sums only, and no other token
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -22,12 +21,11 @@ from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from pydantic import Field
 
-from clients.preference_agent import EXPIRE_AFTER, PreferenceAgent
+from clients.preference_agent import EXPIRE_AFTER, Duel, PreferenceAgent, Weights
+from clients.service import models
 from clients.service.catalogue import Catalogue
 from clients.service.http import (
     BINARY,
-    DEADLINE,
-    DOCS,
     LIMITS,
     NOTHING,
     Guard,
@@ -35,33 +33,21 @@ from clients.service.http import (
     binary_body,
     status_of,
 )
-from clients.service.models import (
-    MAX_ANSWERS,
-    Arms,
-    ForgottenAnswers,
-    Health,
-    Prediction,
-    Privacy,
-    Problem,
-    ProposedDuel,
-    Ranking,
-    Recorded,
-    Reopened,
-    Result,
-    ShownArm,
-    ShownDuel,
-    Status,
-    TwoArms,
-    Weights,
-)
-from clients.store import Proposal
+from clients.store import Forgotten, database
 from clients.validation import Answer, FeatureNames, NamedAnswer
 from clients.vault import Vault, VaultConfig
-from fldb_flower.errors import DataError, FldbError, OutputError, one_line
+from fldb_flower.errors import FldbError, OutputError, one_line
 from fldb_flower.system.commands import installed_version
 from fldb_flower.system.files import digest, read_part
 
+BODIES = {"/node": 64 * 2**20}
+"""Largest bodies of requests, in bytes: a SuperNode's broadcast may contain a matrix, (d, d)."""
+_PUBLIC = {"/", "/health", "/docs", "/openapi.json"}
 _PARTS = {"js": ("basics", "service", "learned", "page"), "css": ("page",)}
+_DOCS_POLICY = (  # Swagger UI starts with an inline script; the page has no data but /openapi.json
+    f"{NOTHING}; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
+    " img-src 'self' data:; connect-src 'self'"
+)
 
 
 def load_page() -> tuple[str, str]:
@@ -85,7 +71,7 @@ _T = TypeVar("_T")
 class Worker:
     """An agent with its own thread, so that the event loop never waits for SQLite.
 
-    ``most`` is the largest number of requests that wait for it at the same time.
+    At most ``most`` requests wait for it, each for a limited time, however many locks it meets.
     """
 
     def __init__(self, path: Path, expire_after: float, purpose: str, most: int) -> None:
@@ -94,29 +80,20 @@ class Worker:
         self._waiting, self._most = 0, most
 
     async def run(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call ``function(agent, *arguments)`` in the thread.
-
-        Raises
-        ------
-        OutputError
-            Too many requests wait already.
-        """
+        """Call ``function(agent, *arguments)`` in the thread."""
+        store, deadline = self.agent.store, time.monotonic() + database.BUSY_SECONDS
         if self._waiting >= self._most:
-            raise OutputError(
-                f"{self._waiting} requests already wait for {self.agent.store.path}: try again"
-            )
-        loop, deadline = asyncio.get_running_loop(), DEADLINE.get()
+            raise OutputError(f"{self._waiting} requests already wait for {store.path}: try again")
+
+        def call() -> _T:
+            store.wait_at_most(max(0.0, deadline - time.monotonic()))
+            return function(self.agent, *arguments)
+
         self._waiting += 1
         try:
-            return await loop.run_in_executor(
-                self._thread, self._call, deadline, function, *arguments
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
         finally:
             self._waiting -= 1
-
-    def _call(self, deadline: float, function: Callable[..., _T], *arguments: Any) -> _T:
-        self.agent.store.wait_at_most(max(0.0, deadline - time.monotonic()))
-        return function(self.agent, *arguments)
 
     def close(self) -> None:
         """Wait for the thread, and close the store."""
@@ -140,11 +117,15 @@ async def _device(request: Request) -> Device:
     return device
 
 
+def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": models.Problem} for status in statuses}
+
+
 OfDevice = Annotated[Device, Depends(_device)]
 public = APIRouter()
 guarded = APIRouter(
     dependencies=[Depends(HTTPBearer(auto_error=False, description="The service's token."))],
-    responses={code: {"model": Problem} for code in (401, 422, 503)},
+    responses=_problems(401, 422, 503),
 )
 
 
@@ -154,104 +135,83 @@ async def show_page(device: OfDevice) -> HTMLResponse:
     return HTMLResponse(device.page)
 
 
-@public.get("/health", tags=["device"], responses={503: {"model": Problem}})
-async def health(device: OfDevice) -> Health:
+@public.get("/health", tags=["device"], responses=_problems(503))
+async def health(device: OfDevice) -> models.Health:
     """Check that the store can be read. Needs no token."""
+
+    def read(agent: PreferenceAgent) -> None:
+        agent.store.path.stat()  # SQLite continues to use a file that was deleted
+        agent.store.counts()
+
     try:
-        await device.reader.run(_read)
+        await device.reader.run(read)
     except Exception:  # details are not public
         raise HTTPException(503, "the store cannot be read") from None
-    return Health()
-
-
-def _read(agent: PreferenceAgent) -> None:
-    agent.store.path.stat()  # SQLite continues to use a file that was deleted
-    agent.store.counts()
+    return models.Health()
 
 
 @guarded.get("/status", tags=["device"], response_model_exclude_unset=True)
-async def status(device: OfDevice) -> Status:
+async def status(device: OfDevice) -> models.Status:
     """Return the numbers of duels and answers, and the last synchronized estimate."""
     vault, privacy = device.vault, None
     if vault is not None:
         spent = await device.reader.run(lambda _agent: vault.spent())
-        privacy = Privacy(**spent._asdict())
-    return Status(
-        **await device.reader.run(PreferenceAgent.status),
-        secure=vault is not None,
-        privacy=privacy,
-    )
+        privacy = models.Privacy(**spent._asdict())
+    state = await device.reader.run(PreferenceAgent.status)
+    return models.Status(**state, secure=vault is not None, privacy=privacy)
 
 
 @guarded.post("/duels", tags=["duels"])
-async def propose(offered: Arms, device: OfDevice) -> ProposedDuel:
+async def propose(offered: models.Arms, device: OfDevice) -> Duel:
     """Select two of K arms to show, by the last broadcast and the answers on this device."""
     shown = offered.contents
     contents = None if shown is None else [c.model_dump(exclude_none=True) for c in shown]
     features = np.array(offered.features)  # an array is not validated again
-    duel = await device.writer.run(PreferenceAgent.propose, features, offered.keys, contents)
-    return ProposedDuel(**dataclasses.asdict(duel))
+    return await device.writer.run(PreferenceAgent.propose, features, offered.keys, contents)
 
 
-@guarded.get("/duels/next", tags=["duels"], responses={404: {"model": Problem}})
-async def show_next(device: OfDevice) -> ShownDuel:
+@guarded.get("/duels/next", tags=["duels"], responses=_problems(404))
+async def show_next(device: OfDevice) -> models.ShownDuel:
     """Return the oldest open duel with contents; with ``--arms``, propose one if there is none."""
-    shown = await device.reader.run(_open_proposals)
+
+    def oldest(agent: PreferenceAgent) -> Any:
+        return agent.store.open_proposals(), agent.store.feature_names
+
+    shown, names = await device.reader.run(oldest)
     if device.catalogue.arms and not shown:
         arms = device.catalogue.arms
         drawn = random.SystemRandom().sample(arms, min(device.choices, len(arms)))
         offered = ([getattr(arm, name) for arm in drawn] for name in ("features", "key", "content"))
         await device.writer.run(PreferenceAgent.propose, *offered)
-        shown = await device.reader.run(_open_proposals)
+        shown, names = await device.reader.run(oldest)
     if not shown:
         raise HTTPException(404, "no open duel has contents: propose one with contents")
-    duel, names = shown[0], await device.reader.run(_names)
+    duel = shown[0]
     first, second = (
-        device.catalogue.describe(ShownArm(key=key, **content), names)
+        device.catalogue.shown(key, content, names)
         for key, content in zip((duel.first_key, duel.second_key), duel.contents, strict=True)
     )
-    return ShownDuel(id=duel.id, expires=duel.expires, first=first, second=second)
+    return models.ShownDuel(id=duel.id, expires=duel.expires, first=first, second=second)
 
 
-def _names(agent: PreferenceAgent) -> list[str] | None:
-    return agent.store.feature_names
-
-
-def _open_proposals(agent: PreferenceAgent) -> list[Proposal]:
-    return agent.store.open_proposals()
-
-
-@guarded.post(
-    "/duels/{id}/answer",
-    tags=["duels"],
-    responses={code: {"model": Problem} for code in (404, 409, 410)},
-)
-async def record(id: str, answer: Answer, device: OfDevice) -> Recorded:
+@guarded.post("/duels/{id}/answer", tags=["duels"], responses=_problems(404, 409, 410))
+async def record(id: str, answer: Answer, device: OfDevice) -> models.Recorded:
     """Record which arm won. The same answer may be repeated; it keeps its number."""
     number = await device.writer.run(PreferenceAgent.record, id, answer.preferred)
-    return Recorded(number=number)
+    return models.Recorded(number=number)
 
 
-@guarded.delete(
-    "/duels/{id}/answer",
-    tags=["duels"],
-    responses={code: {"model": Problem} for code in (404, 409)},
-)
-async def undo(id: str, device: OfDevice) -> Reopened:
+@guarded.delete("/duels/{id}/answer", tags=["duels"], responses=_problems(404, 409))
+async def undo(id: str, device: OfDevice) -> models.Reopened:
     """Remove the last answer, unless it is part of an upload; the duel can be answered again.
 
     A request without a reply may be repeated; it then returns the same id. The duel has no contents
     and no keys any more: show the two arms again.
     """
-    return Reopened(id=await device.writer.run(PreferenceAgent.undo, id))
+    return models.Reopened(id=await device.writer.run(PreferenceAgent.undo, id))
 
 
-@guarded.delete(
-    "/duels/{id}",
-    tags=["duels"],
-    status_code=204,
-    responses={code: {"model": Problem} for code in (404, 409)},
-)
+@guarded.delete("/duels/{id}", tags=["duels"], status_code=204, responses=_problems(404, 409))
 async def skip(id: str, device: OfDevice) -> None:
     """Remove an open duel without an answer. Nothing is learned; other duels are proposed first."""
     await device.writer.run(PreferenceAgent.skip, id)
@@ -259,41 +219,41 @@ async def skip(id: str, device: OfDevice) -> None:
 
 @guarded.post("/answers", tags=["duels"])
 async def record_many(
-    answers: Annotated[list[NamedAnswer], Field(max_length=MAX_ANSWERS)], device: OfDevice
-) -> list[Result]:
+    answers: Annotated[list[NamedAnswer], Field(max_length=models.MAX_ANSWERS)], device: OfDevice
+) -> list[models.Result]:
     """Record several answers in one durable write; each has its own result."""
     pairs = [(answer.id, answer.preferred) for answer in answers]
     return [
-        Result(status=status_of(each), detail=one_line(each))
+        models.Result(status=status_of(each), detail=one_line(each))
         if isinstance(each, FldbError)
-        else Result(number=each)
+        else models.Result(number=each)
         for each in await device.writer.run(PreferenceAgent.record_many, pairs)
     ]
 
 
 @guarded.post("/rank", tags=["preferences"])
-async def rank(offered: Arms, device: OfDevice) -> Ranking:
+async def rank(offered: models.Arms, device: OfDevice) -> models.Ranking:
     """Sort K arms by their predicted rewards, best first."""
     order = await device.reader.run(PreferenceAgent.rank, np.array(offered.features))
     keys = offered.keys
-    return Ranking(order=order, keys=None if keys is None else [keys[arm] for arm in order])
+    return models.Ranking(order=order, keys=None if keys is None else [keys[arm] for arm in order])
 
 
-@guarded.get("/rank", tags=["preferences"], responses={404: {"model": Problem}})
-async def rank_arms(device: OfDevice) -> Ranking:
+@guarded.get("/rank", tags=["preferences"], responses=_problems(404))
+async def rank_arms(device: OfDevice) -> models.Ranking:
     """Sort the arms of ``--arms`` by their predicted rewards, best first."""
     catalogue = device.catalogue
     if not catalogue.arms:
         raise HTTPException(404, "the service has no arms: start it with --arms, or send them")
     order = await device.reader.run(PreferenceAgent.rank, catalogue.features)
-    return Ranking(order=order, keys=[catalogue.arms[arm].key for arm in order])
+    return models.Ranking(order=order, keys=[catalogue.arms[arm].key for arm in order])
 
 
 @guarded.get("/favourites", tags=["preferences"])
 async def favourites(
     device: OfDevice,
     most: Annotated[int, Query(description="Length of the list.", ge=1, le=100)] = 5,
-) -> list[ShownArm]:
+) -> list[models.ShownArm]:
     """Return the best arms of ``--arms`` by the current estimate, best first.
 
     The list is empty without ``--arms``, and as long as no arm is preferred to another.
@@ -301,27 +261,23 @@ async def favourites(
     catalogue = device.catalogue
     if not catalogue.arms:
         return []
-    names = await device.reader.run(_names)
+    names = await device.reader.run(lambda agent: agent.store.feature_names)
     best = await device.reader.run(PreferenceAgent.favourites, catalogue.features, most)
     arms = [catalogue.arms[arm] for arm in best]
-    return [
-        catalogue.describe(ShownArm.model_validate({"key": arm.key, **arm.content}), names)
-        for arm in arms
-    ]
+    return [catalogue.shown(arm.key, arm.content, names) for arm in arms]
 
 
 @guarded.post("/predict", tags=["preferences"])
-async def predict(arms: TwoArms, device: OfDevice) -> Prediction:
+async def predict(arms: models.TwoArms, device: OfDevice) -> models.Prediction:
     """Return the probability that the first of two arms is preferred."""
-    return Prediction(
-        probability=await device.reader.run(PreferenceAgent.predict, arms.first, arms.second)
-    )
+    probability = await device.reader.run(PreferenceAgent.predict, arms.first, arms.second)
+    return models.Prediction(probability=probability)
 
 
 @guarded.get("/weights", tags=["preferences"])
 async def explain(device: OfDevice) -> Weights:
     """Return the weight of each feature, with standard deviations."""
-    return Weights(**vars(await device.reader.run(PreferenceAgent.explain)))
+    return await device.reader.run(PreferenceAgent.explain)
 
 
 @guarded.put("/features", tags=["preferences"])
@@ -332,22 +288,12 @@ async def name_features(named: FeatureNames, device: OfDevice) -> FeatureNames:
 
 
 @guarded.delete("/answers", tags=["duels"])
-async def forget(device: OfDevice) -> ForgottenAnswers:
+async def forget(device: OfDevice) -> Forgotten:
     """Remove all open duels and answers from this device; report what cannot be undone."""
-    return ForgottenAnswers(**vars(await device.writer.run(PreferenceAgent.forget)))
+    return await device.writer.run(PreferenceAgent.forget)
 
 
-class Node(NamedTuple):
-    """What a device in secure sums needs, and the token of its SuperNode."""
-
-    config: VaultConfig
-    token: str
-
-
-of_node = APIRouter()
-
-
-@of_node.post("/node", include_in_schema=False)
+@public.post("/node", include_in_schema=False)
 async def answer(request: Request, device: OfDevice) -> Response:
     """Return the vault's reply to a request of a secure sum, both as bytes."""
     vault = device.vault
@@ -356,11 +302,15 @@ async def answer(request: Request, device: OfDevice) -> Response:
             404, "this device takes no part in secure sums: start its service with --vault FILE"
         )
     content = await binary_body(request)
+    reply = await device.writer.run(lambda _agent: vault.answer(content))
+    return Response(reply, media_type=BINARY)
 
-    def reply(_agent: PreferenceAgent) -> bytes:
-        return vault.answer(content)
 
-    return Response(await device.writer.run(reply), media_type=BINARY)
+class Node(NamedTuple):
+    """What a device in secure sums needs, and the token of its SuperNode."""
+
+    config: VaultConfig
+    token: str
 
 
 def create_app(
@@ -378,26 +328,39 @@ def create_app(
 ) -> FastAPI:
     """Return the service of one device."""
     page, policy = load_page()
+    path, most = Path(store).expanduser(), max(1, connections // 2)
     catalogue = catalogue or Catalogue()
-    reader, writer = _open(Path(store), catalogue, expire_after, purpose, connections)
-    app = _application(reader, writer)
-    vault = _vault(node, catalogue, reader, writer)
+    with ExitStack() as workers:  # closed by an error
+        reader, writer = (
+            workers.enter_context(closing(Worker(path, expire_after, purpose, most)))
+            for _ in range(2)
+        )
+        writer.agent.record_many([])  # if the store cannot be written
+        catalogue.expect_dimension(path, reader.agent.store.dimension)
+        if catalogue.names is not None:
+            writer.agent.name_features(catalogue.names)
+        vault = None
+        if node is not None:
+            catalogue.expect_dimension(node.config.path, node.config.dimension)
+            vault = Vault(writer.agent.store, node.config)
+        app = _application(workers.pop_all())
     app.state.device = Device(reader, writer, page, catalogue, choices, vault)
     app.add_middleware(
-        Guard, token=token, node_token=None if node is None else node.token, any_host=any_host,
-        body_seconds=body_seconds, policies={"/": policy, "/docs": DOCS},
+        Guard, token=token, any_host=any_host, body_seconds=body_seconds,
+        public=_PUBLIC if node is not None else {*_PUBLIC, "/node"},
+        tokens={} if node is None else {"/node": node.token}, bodies=BODIES,
+        policies={"/": policy, "/docs": _DOCS_POLICY},
     )  # fmt: skip
     return app
 
 
-def _application(*workers: Worker) -> FastAPI:
+def _application(workers: ExitStack) -> FastAPI:
     """Return an application that closes the workers when it stops."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        for worker in workers:
-            worker.close()
+        workers.close()
 
     app: FastAPI = FastAPIOffline(
         title="Duels of this device",
@@ -411,49 +374,6 @@ def _application(*workers: Worker) -> FastAPI:
         lifespan=lifespan,
     )
     add_handlers(app)
-    for router in (public, guarded, of_node):
+    for router in (public, guarded):
         app.include_router(router)
     return app
-
-
-def _open(
-    path: Path, catalogue: Catalogue, expire_after: float, purpose: str, connections: int
-) -> tuple[Worker, Worker]:
-    """Open the store for reading and for writing; check that it can be written."""
-    path, most = path.expanduser(), max(1, connections // 2)
-    reader, writer = (Worker(path, expire_after, purpose, most) for _ in range(2))
-    with _closing_on_error(reader, writer):
-        writer.agent.record_many([])
-        known = reader.agent.store.dimension
-        if catalogue.arms and known not in {None, len(catalogue.arms[0].features)}:
-            raise DataError(
-                f"arms of {len(catalogue.arms[0].features)} features: the duels in {path} have"
-                f" {known}"
-            )
-        if catalogue.names is not None:
-            writer.agent.name_features(catalogue.names)
-    return reader, writer
-
-
-def _vault(node: Node | None, catalogue: Catalogue, reader: Worker, writer: Worker) -> Vault | None:
-    """Return the vault, whose requests the writer answers."""
-    if node is None:
-        return None
-    config, arms = node.config, catalogue.arms
-    with _closing_on_error(reader, writer):
-        if arms and len(arms[0].features) != config.dimension:
-            raise DataError(
-                f"{config.path}: dimension={config.dimension}, but the arms have"
-                f" {len(arms[0].features)} features"
-            )
-        return Vault(writer.agent.store, config)
-
-
-@contextmanager
-def _closing_on_error(*workers: Worker) -> Iterator[None]:
-    try:
-        yield
-    except FldbError:
-        for worker in workers:
-            worker.close()
-        raise

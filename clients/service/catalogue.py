@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,15 +44,7 @@ class Arm(Model):
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Arms that the service proposes duels between.
-
-    Parameters
-    ----------
-    arms : sequence of Arm
-        All of one dimension d, with different keys.
-    names : list of str, optional
-        Names of the d features.
-    """
+    """Arms that the service proposes duels between, and the names of their features."""
 
     arms: Sequence[Arm] = ()
     names: list[str] | None = None
@@ -62,21 +54,26 @@ class Catalogue:
         """Phi of each arm, (K, d)."""
         return np.array([arm.features for arm in self.arms])
 
-    def describe(self, shown: ShownArm, names: Sequence[str] | None) -> ShownArm:
-        """Add the features to what a page shows of an arm, if they are all that it has.
+    def expect_dimension(self, path: Path, dimension: int | None) -> None:
+        """Raise DataError if the arms have another number of features than a file says."""
+        count = len(self.arms[0].features) if self.arms else None
+        if None not in {count, dimension} and count != dimension:
+            raise DataError(f"{path}: dimension={dimension}, but the arms have {count} features")
 
-        They are not added if the features only tell the arms apart (one of them is 1, the others
-        are 0), or if the arm is in no catalogue, or the features have no names.
+    def shown(self, key: str | None, content: Any, names: Sequence[str] | None) -> ShownArm:
+        """Return what a page shows of an arm: its content, or its features if it has none.
+
+        Features are not shown if they only tell the arms apart (one of them is 1, the others are
+        0), or if the arm is in no catalogue, or the features have no names.
         """
-        arm = self._by_key.get(shown.key)
-        if arm is None or names is None or self._is_one_hot:
+        shown = ShownArm(key=key, **content)
+        arm = self._by_key.get(key)
+        if arm is None or shown.image or shown.text not in {None, key}:
             return shown
-        if shown.image or shown.text not in {None, arm.key} or arm.content["text"] != arm.key:
-            return shown
-        pairs = list(zip(names, arm.features, strict=True))[:MOST_SHOWN]
-        return shown.model_copy(
-            update={"features": [ShownFeature(name=name, value=value) for name, value in pairs]}
-        )
+        if arm.content["text"] == key and names is not None and not self._is_one_hot:
+            pairs = list(zip(names, arm.features, strict=True))[:MOST_SHOWN]
+            shown.features = [ShownFeature(name=name, value=value) for name, value in pairs]
+        return shown
 
     @cached_property
     def _by_key(self) -> dict[str | None, Arm]:
@@ -125,26 +122,19 @@ def _from_csv(content: bytes) -> Catalogue:
     rows = csv.reader(lines, strict=True)
     try:
         header = next(rows, [])
-        names = _feature_names(header)
+        names = [name for name in header if name not in {*KEYS, *CONTENTS}]
+        if sum(header.count(name) for name in KEYS) != 1 or not names:
+            raise DataError(
+                f"the header is {','.join(header)[:200]!r}: it must have the column arm, and one"
+                " column per feature"
+            )
+        try:
+            check_names(names, None)
+        except DataError as error:
+            raise DataError(f"the header: {error}") from None
         return Catalogue([_arm(header, row, rows.line_num) for row in rows if row], names)
     except csv.Error as error:
         raise DataError(f"line {rows.line_num}: {error}") from None
-
-
-def _feature_names(header: list[str]) -> list[str]:
-    """Return the columns that are features."""
-    names = [name for name in header if name not in {*KEYS, *CONTENTS}]
-    if sum(header.count(name) for name in KEYS) != 1 or not names:
-        raise DataError(
-            f"the header is {','.join(header)[:200]!r}: it must have the column arm, and one column"
-            " per feature"
-        )
-    try:
-        checked = check_names(names, None)
-    except DataError as error:
-        raise DataError(f"the header: {error}") from None
-    assert checked is not None
-    return checked
 
 
 def _arm(header: list[str], row: list[str], line: int) -> Arm:
@@ -167,18 +157,11 @@ def _arm(header: list[str], row: list[str], line: int) -> Arm:
 def _check(arms: Sequence[Arm]) -> None:
     if len(arms) < 2:
         raise DataError(f"{len(arms)} arms: a duel needs at least two")
-    for number, arm in enumerate(arms):
-        if len(arm.features) != len(arms[0].features):
-            raise DataError(
-                f"{number}.features: {len(arm.features)} numbers, but the first arm has"
-                f" {len(arms[0].features)}"
-            )
-    _expect_different(arm.key for arm in arms)
-
-
-def _expect_different(keys: Iterable[str]) -> None:
     seen: set[str] = set()
-    for number, key in enumerate(keys):
-        if key in seen:
-            raise DataError(f"{number}.key: {key!r} is also the key of another arm")
-        seen.add(key)
+    for number, arm in enumerate(arms):
+        count, expected = len(arm.features), len(arms[0].features)
+        if count != expected:
+            raise DataError(f"{number}.features: {count} numbers, but the first arm has {expected}")
+        if arm.key in seen:
+            raise DataError(f"{number}.key: {arm.key!r} is also the key of another arm")
+        seen.add(arm.key)

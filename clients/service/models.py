@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 from clients import validation
-from clients.validation import Features, Model
+from clients.validation import Features, Model, described
 
 MAX_ARMS, MAX_ANSWERS = 10_000, 10_000
 
 _EXPIRES = "Expiry time, in seconds since 1970, by the device's clock when the duel was proposed."
+_ANSWERED = "Identifies the duel when it is answered."
 _ID = "Zm9vYmFyYmF6cXV4"
-_TEA = {"key": "tea", "text": "A pot of tea"}
-_COFFEE = {"key": "coffee", "text": "A cup of coffee"}
-
-
-def described(text: str, example: object, default: Any = ...) -> Any:
-    """Return a field with its description and an example for /docs."""
-    return Field(default=default, description=text, examples=[example])
 
 
 class Arms(validation.Arms):
@@ -38,21 +32,6 @@ class Arms(validation.Arms):
     ]
 
 
-class ProposedDuel(Model):
-    """Two arms to show in random order; the first is the favourite."""
-
-    id: str = described("Identifies the duel when it is answered.", _ID)
-    first: int = described("Index of the first arm among those sent, from 0.", 1)
-    second: int = described("Index of the second arm; it differs from the first.", 0)
-    first_key: str | None = described("The first arm's key, if keys were sent.", "coffee")
-    second_key: str | None = described("The second arm's key, if keys were sent.", "tea")
-    predicted: float | None = described(
-        "P(first preferred) by the current estimate; null before the first answer and broadcast.",
-        0.73,
-    )
-    expires: float = described(_EXPIRES, 1.8e9)
-
-
 class ShownFeature(Model):
     """A feature of an arm."""
 
@@ -63,24 +42,23 @@ class ShownFeature(Model):
 class ShownArm(Model):
     """An arm as a page shows it."""
 
-    key: str | None = described("The application's name for the arm.", "tea", default=None)
-    text: str | None = described("Plain text.", "A pot of tea", default=None)
-    image: str | None = described("URL.", "https://images.example/tea.jpg", default=None)
+    key: str | None = described("The application's name for the arm.", "tea", None)
+    text: str | None = described("Plain text.", "A pot of tea", None)
+    image: str | None = described("URL.", "https://images.example/tea.jpg", None)
     features: list[ShownFeature] | None = described(
-        "The features of an arm of `--arms` that has neither a text nor an image, if"
-        " features have names; at most 12.",
+        "At most 12 named features of an arm of `--arms` that has neither a text nor an image.",
         [{"name": "sweetness", "value": 0.9}],
-        default=None,
+        None,
     )
 
 
 class ShownDuel(Model):
     """A duel that a page can show; show the two arms in random order."""
 
-    id: str = described("Identifies the duel when it is answered.", _ID)
+    id: str = described(_ANSWERED, _ID)
     expires: float = described(_EXPIRES, 1.8e9)
-    first: ShownArm = described("The favourite.", _TEA)
-    second: ShownArm = described("The other arm.", _COFFEE)
+    first: ShownArm = described("The favourite.", {"key": "tea", "text": "A pot of tea"})
+    second: ShownArm = described("The other arm.", {"key": "coffee", "text": "A cup of coffee"})
 
 
 class Recorded(Model):
@@ -92,35 +70,15 @@ class Recorded(Model):
 class Reopened(Model):
     """The answer was removed durably, and its duel is open again, under another id."""
 
-    id: str = described(
-        "Identifies the duel when it is answered again. The old id is unknown from now"
-        " on, so that a late copy of the answer changes nothing.",
-        f"{_ID}~",
-    )
+    id: str = described(f"{_ANSWERED} The old id is unknown from now on.", f"{_ID}~")
 
 
 class Result(Model):
     """Result of one of several answers."""
 
-    number: int | None = described("Number of the answer if it was recorded.", 12, default=None)
-    status: int = described("HTTP status of the answer if it were sent alone.", 200, default=200)
-    detail: str | None = described("Reason if it was not recorded.", None, default=None)
-
-
-class ForgottenAnswers(Model):
-    """What was removed from this device, and what cannot be undone."""
-
-    proposals: int = described("Open duels that were removed.", 1)
-    forgotten: int = described("Answers that were removed before they were acknowledged.", 3)
-    may_be_counted: int = described(
-        "Those of them that had been uploaded: the server may have counted them.", 0
-    )
-    counted: int = described(
-        "Answers that the server has counted. Their copies on this device are removed."
-        " With FLDB-Personal, the next round subtracts them from the server's sums; with other"
-        " algorithms, the sums keep them.",
-        9,
-    )
+    number: int | None = described("Number of the answer if it was recorded.", 12, None)
+    status: int = described("HTTP status of the answer if it were sent alone.", 200, 200)
+    detail: str | None = described("Reason if it was not recorded.", None, None)
 
 
 class TwoArms(Model):
@@ -145,38 +103,14 @@ class Ranking(Model):
     )
 
 
-class Weights(Model):
-    """The estimate of theta; the lists of numbers are empty before the first duel and broadcast."""
-
-    names: list[str] | None = described(
-        "Name of each feature; null if they have none.", ["sweetness", "bitterness"]
-    )
-    weights: list[float] = described("Weight of each feature in the reward of an arm.", [0.8, -0.3])
-    deviations: list[float] = described("Standard deviation of each weight.", [0.2, 0.4])
-    own: bool = described(
-        "True if it is this person's own theta, which each answer changes at once:"
-        " before the first broadcast, and with FLDB-Personal. False if it is the server's, in which"
-        " an answer counts from the next round on.",
-        True,
-    )
-
-
 class Privacy(Model):
     """What the reports to secure sums have cost, and the owner's limit."""
 
-    epsilon: float = described(
-        "Epsilon of all reports: what the server learns from them about the person is"
-        " (epsilon, delta)-differentially private.",
-        1.8,
-    )
+    epsilon: float = described("What the server learns is (epsilon, delta)-private.", 1.8)
     delta: float = described("Delta of both epsilons.", 1e-6)
     max_epsilon: float = described("The owner's limit of epsilon.", 3.0)
-    days: int | None = described(
-        "Both epsilons are for the last so many days; null: for all reports.", 365
-    )
-    refused: bool = described(
-        "Whether the device did not take part in the last exchange, because of the limit.", False
-    )
+    days: int | None = described("Days that both epsilons are for; null: all.", 365)
+    refused: bool = described("Whether the limit has prevented the last report.", False)
 
 
 class Status(BaseModel):
@@ -185,21 +119,14 @@ class Status(BaseModel):
     open: int = described("Duels without an answer.", 1)
     answered: int = described("Number of the last answer on this device.", 12)
     counted: int = described("Answers that the server has acknowledged.", 9)
-    sent: int = described(
-        "Number of the last answer that is part of an upload, whether or not it"
-        " arrived. Later answers can be undone.",
-        9,
-    )
+    sent: int = described("Number of the last uploaded answer; later ones can be undone.", 9)
     needed: int | None = described(
-        "Distinct duels that must be answered before the next upload; null before the"
-        " server has requested one.",
-        3,
+        "Distinct duels that the next upload lacks; null before the server has requested one.", 3
     )
     minimum: int | None = described(
-        "How many distinct duels an upload has at least; absent before the server has"
-        " requested one.",
+        "Distinct duels of an upload, at least; absent before the server has requested one.",
         15,
-        default=None,
+        None,
     )
     dimension: int | None = described("d; null before the first duel or broadcast.", 2)
     theta: list[float] | None = described(
@@ -208,16 +135,8 @@ class Status(BaseModel):
     round: int | None = described("The server's round of this estimate.", 4)
     duels: int | None = described("Duels of all devices that it is computed from.", 1234)
     received: float | None = described("Time of its receipt, in seconds since 1970.", 1.7e9)
-    secure: bool = described(
-        "Whether the device takes part in secure sums only: the server learns sums with"
-        " noise, of reports that it cannot read.",
-        True,
-    )
-    privacy: Privacy | None = described(
-        "What the reports to secure sums have cost in differential privacy; null"
-        " without secure sums.",
-        None,
-    )
+    secure: bool = described("Whether the device takes part in secure sums only.", True)
+    privacy: Privacy | None = described("Cost of its reports; null without secure sums.", None)
 
 
 class Health(Model):

@@ -1,20 +1,19 @@
 """The duels of one device, on its disk."""
 
-from clients.store.database import SCHEMA_VERSION
-from clients.store.duel_store import DuelStore, duel_key
-from clients.store.records import (
+from clients.store.duel_store import (
     ConflictingAnswerError,
     DuelExpiredError,
+    DuelStore,
     Evidence,
     Forgotten,
     Proposal,
     Synchronization,
     UndoError,
     UnknownDuelError,
+    duel_key,
 )
 
 __all__ = [
-    "SCHEMA_VERSION",
     "ConflictingAnswerError",
     "DuelExpiredError",
     "DuelStore",

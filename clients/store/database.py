@@ -1,4 +1,4 @@
-"""The SQLite file of a duel store: its tables, transactions, and the erasure of deleted data."""
+"""The SQLite file of a duel store: its tables, its check, transactions, and erasure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from fldb_flower.errors import DataError, OutputError, one_line
+import numpy as np
+
+from fldb_flower.bandit.estimate import VARIANCES
+from fldb_flower.errors import DataError, OutputError, one_line, shown
+from fldb_flower.settings import MAX_DIMENSION
 
 SCHEMA_VERSION = 6
-"""Version of the tables. A version that changes them migrates older files in ``_prepare``."""
+"""Version of the tables."""
 APPLICATION_ID = 0x666C6462
 """SQLite's identifier of the application that owns a file: "fldb"."""
+EXTRA = 2
+"""Numbers after a difference in the column ``evidence``: preference, predicted preference."""
+MAX_ANSWERS = 2**53
 
 BUSY_SECONDS = 30.0
 """Seconds to wait for a transaction of another process."""
@@ -79,6 +86,55 @@ CREATE TABLE secure (            -- of secure sums
 ) WITHOUT ROWID;
 """
 
+_LONGEST = 2e100  # of a difference of two features, which are at most 1e100
+_FINITE = float(np.finfo(float).max)
+
+
+def _is(kind: str, least: float, most: float) -> str:
+    return f"typeof({{0}}) = '{kind}' AND {{0}} BETWEEN {least!r} AND {most!r}"
+
+
+def _floats(count: int) -> str:
+    return f"typeof({{0}}) = 'blob' AND length({{0}}) = {8 * count}"
+
+
+def _json(condition: str) -> str:
+    return f"typeof({{0}}) = 'text' AND CASE WHEN json_valid({{0}}) THEN {condition} ELSE 0 END"
+
+
+def _conditions(d: int) -> dict[str, dict[str, str]]:
+    """Return the condition of each column in SQL, with {0} for the column."""
+    null, text, blob = "{0} IS NULL OR ", "typeof({0}) = 'text'", "typeof({0}) = 'blob'"
+    count, number = _is("integer", 0, MAX_ANSWERS), _is("integer", 1, MAX_ANSWERS)
+    seconds, duel, pair = _is("real", -1e15, 1e15), _floats(d + EXTRA), "json_array_length({0}) = 2"
+    names = "NOT EXISTS (SELECT 1 FROM json_each({0}) AS each WHERE each.type != 'text')"
+    return {
+        "device": {
+            "id": f"{text} AND length({{0}}) = 32 AND {{0}} NOT GLOB '*[^0-9a-f]*'",
+            "dimension": null + _is("integer", 1, MAX_DIMENSION), "removals": count,
+            "minimum": null + number, "running": seconds, "uptime": null + seconds,
+            "features": null + _json(f"json_type({{0}}) = 'array' AND {names}"),
+        },
+        "proposals": {
+            "id": text, "created": seconds, "expires": seconds, "evidence": duel,
+            "first_key": null + text, "second_key": null + text,
+            "contents": null + _json(pair), "begun": seconds,
+        },
+        "answers": {"sequence": number, "id": null + text, "answered": seconds, "evidence": duel},
+        "sqlite_sequence": {"seq": count},
+        "cuts": {"position": number, "forgotten": _is("integer", 0, 1)},
+        "questions": {"cut": number, "point": _floats(4)},
+        "synchronized": {
+            "received": seconds, "round": count, "counted": count, "duels": count,
+            "theta": _floats(d), "information": f"{blob} AND length({{0}}) % 8 = 0",
+            "parameters": _json("json_type({0}) = 'object'"), "prior": null + _floats(d + 2),
+        },
+        "shares": {
+            "cut": number, "share": null + _floats(d + d * (d + 1) // 2 + len(VARIANCES) + 1),
+        },
+        "secure": {"name": text, "content": blob},
+    }  # fmt: skip
+
 
 class Database:
     """One connection to the file of a duel store, for all threads of a process.
@@ -113,7 +169,6 @@ class Database:
             self.erase_deleted()
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = None
             self._connection.close()
 
     def __enter__(self) -> Self:
@@ -129,7 +184,7 @@ class Database:
             self._connection.execute(f"PRAGMA busy_timeout = {seconds * 1e3:.0f}")
 
     def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-        """Execute a statement that returns no rows."""
+        """Execute a statement."""
         with self._lock, self._errors():
             cursor = self._connection.execute(statement, values)
             self._has_deleted |= statement.startswith("DELETE") and cursor.rowcount > 0
@@ -140,11 +195,13 @@ class Database:
         with self._lock, self._errors():
             return self._connection.execute(query, values).fetchall()
 
-    def row(self, query: str, *values: Any, default: Any = ()) -> Any:
-        """Return the first row of a query."""
-        with self._lock, self._errors():
-            row = self._connection.execute(query, values).fetchone()
-            return default if row is None else row
+    def row(self, query: str, *values: Any) -> Any:
+        """Return the first row of a query, or () if it has none."""
+        return next(iter(self.rows(query, *values)), ())
+
+    def value(self, query: str, *values: Any, default: Any = None) -> Any:
+        """Return the first value of the first row of a query."""
+        return next(iter(self.row(query, *values)), default)
 
     def reading(self) -> AbstractContextManager[None]:
         """Read within one transaction: what other processes write meanwhile is not seen."""
@@ -152,10 +209,9 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
-        """Run one durable transaction, while no other process writes; an exception rolls it back.
+        """Run one durable transaction, as a part of the one that this thread is in, if any.
 
-        Within another one of the same thread, it is part of that one. If rows were deleted, the log
-        is emptied afterwards.
+        An exception rolls it back. If rows were deleted, the log is emptied afterwards.
         """
         with self._lock, self._errors():
             if self._connection.in_transaction:
@@ -176,11 +232,7 @@ class Database:
                 self.erase_deleted()
 
     def erase_deleted(self) -> None:
-        """Empty the write-ahead log, which still holds deleted data.
-
-        While another connection reads, this is retried every second in the background, and so it is
-        within a transaction.
-        """
+        """Empty the log, which still holds deleted data; retry later while somebody reads."""
         with self._lock:
             try:
                 self._connection.execute(f"PRAGMA busy_timeout = {_ERASE_SECONDS * 1e3:.0f}")
@@ -241,6 +293,55 @@ class Database:
             else:
                 return
 
+    def check(self) -> None:
+        """Raise DataError if a value is not one that a store contains, or rows are missing.
+
+        A file may be intact for SQLite although its content is not that of a store. The message
+        contains no value, since a device reports it to its server.
+        """
+        with self.reading():
+            for fault in self._faults():
+                raise self.damaged(fault)
+
+    def damaged(self, fault: str) -> DataError:
+        """Return the error for a file that is damaged."""
+        return DataError(f"{self.path} is damaged: {fault}")
+
+    def _faults(self) -> Iterator[str]:
+        d = self.value("SELECT dimension FROM device", default=0)
+        d = d if isinstance(d, int) and 0 <= d <= MAX_DIMENSION else 0
+        for table, least in (("device", 1), ("synchronized", 0)):
+            rows = self.value(f"SELECT count(*) FROM {table}")
+            if not least <= rows <= 1:
+                yield f"the table {table} has {rows} rows: must have one"
+        for table, columns in _conditions(d).items():
+            valid = [f"({condition.format(column)})" for column, condition in columns.items()]
+            query = (
+                f"SELECT {', '.join(valid)} FROM {table} WHERE NOT ({' AND '.join(valid)}) LIMIT 1"
+            )
+            if found := self.row(query):
+                wrong = found.index(0)
+                yield f"{table}.{list(columns)[wrong]} must satisfy {valid[wrong]}"
+        query = "SELECT count(*), coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'answers'"
+        rows, last = self.row(query)
+        queries = (
+            "SELECT max(sequence) AS number FROM answers UNION ALL SELECT max(position) FROM cuts"
+        )
+        newest = self.value(f"SELECT coalesce(max(number), 0) FROM ({queries})")
+        if rows > 1 or newest > last:
+            yield f"sqlite_sequence.seq is {last}: must be {newest} or more"
+        for table, column, width, most in (
+            *(("answers", "evidence", d + 1, _LONGEST), ("proposals", "evidence", d, _LONGEST)),
+            *(("synchronized", name, None, _FINITE) for name in ("theta", "information", "prior")),
+            ("shares", "share", None, _FINITE),
+        ):
+            blobs = self.rows(f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL")
+            numbers = np.frombuffer(b"".join(row[0] for row in blobs))
+            if width is not None:
+                numbers = numbers.reshape(-1, d + EXTRA)[:, :width]
+            if not (np.abs(numbers) <= most).all():  # NaN too
+                yield f"{table}.{column} contains a number that is not finite"
+
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
@@ -254,12 +355,10 @@ class Database:
 
 
 def _expanded(path: str | Path) -> Path:
-    if not isinstance(path, str | os.PathLike):
-        raise OutputError(f"the path of a duel store must be text, not {type(path).__name__}")
     try:
         expanded = Path(path).expanduser()
         if b"\0" in os.fsencode(expanded):
             raise ValueError("the name contains a zero byte")
     except (RuntimeError, TypeError, ValueError) as error:
-        raise OutputError(one_line(f"cannot use the duel store {path!r}: {error}")) from None
+        raise OutputError(f"cannot use the duel store {shown(path)}: {one_line(error)}") from None
     return expanded

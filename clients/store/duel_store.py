@@ -20,34 +20,115 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from clients.store.check import check
-from clients.store.database import Database
-from clients.store.records import (
-    EXTRA,
-    MAX_ANSWERS,
-    ConflictingAnswerError,
-    DuelExpiredError,
-    Evidence,
-    Forgotten,
-    Proposal,
-    Synchronization,
-    UndoError,
-    UnknownDuelError,
-)
+from clients.store.database import EXTRA, MAX_ANSWERS, Database
 from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
-from fldb_flower.errors import DataError, FldbError, OutputError
-from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.linear import pack_symmetric, unpack_symmetric
+from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
+from fldb_flower.linalg.arrays import FloatArray, IntArray
+from fldb_flower.linalg.linear import make_form, pack_symmetric, unpack_symmetric
+from fldb_flower.settings import SELECTION_SETTINGS, Settings
 
 LONGEST_STEP = 366 * 24 * 3600.0
 """Seconds; an uptime that is further ahead is that of another device, and counts as no time."""
 _OPEN = "begun + (expires - created) >= ?"  # with the seconds for which the device has run
+
+
+class UnknownDuelError(FldbError):
+    """The duel was never proposed on this device, or it was removed."""
+
+
+class DuelExpiredError(FldbError):
+    """The duel can no longer be answered."""
+
+
+class ConflictingAnswerError(FldbError):
+    """The duel already has a different answer."""
+
+
+class UndoError(FldbError):
+    """The answer can no longer be undone: it was uploaded, or it is not the last one."""
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """Numbers of open duels and answers that were removed by ``DuelStore.forget``.
+
+    Attributes
+    ----------
+    proposals : int
+        Open duels.
+    forgotten : int
+        Answers that the server had not acknowledged.
+    may_be_counted : int
+        Those of them that had been uploaded: the server may have counted them.
+    counted : int
+        Answers that the server has counted; only FLDB-Personal's sums lose them.
+
+    Examples
+    --------
+    >>> from clients.store import DuelStore
+    >>> DuelStore("duels.db").forget()
+    Forgotten(proposals=0, forgotten=0, may_be_counted=0, counted=0)
+    """
+
+    proposals: int
+    forgotten: int
+    may_be_counted: int
+    counted: int
+
+
+class Proposal(NamedTuple):
+    """A duel without an answer."""
+
+    id: str
+    expires: float  # seconds since 1970, by the device's clock when it was proposed
+    first_key: str | None  # the application's names for the two arms
+    second_key: str | None
+    contents: Any  # what a page shows of the two arms
+
+
+class Evidence(NamedTuple):
+    """Answers in the order of their numbers."""
+
+    numbers: IntArray  # (n,)
+    differences: FloatArray  # phi(first) - phi(second), (n, d)
+    preferences: FloatArray  # 1, 0, or 0.5 for a tie, (n,)
+    predicted: FloatArray  # P(first preferred) when proposed, (n,); NaN before the first broadcast
+
+    def after(self, number: int) -> Evidence:
+        """Return the answers after a number."""
+        later = self.numbers > number
+        return Evidence._make(column[later] for column in self)
+
+
+@dataclass(frozen=True)
+class Synchronization:
+    """The estimate of the last broadcast."""
+
+    received: float  # seconds since 1970
+    round: int  # of the server
+    counted: int  # answers of this device that the server has acknowledged
+    duels: int  # of all devices, that theta is computed from
+    theta: FloatArray  # theta_sync, (d,)
+    information: FloatArray  # W_sync, or A of FLDB-ONS, packed in the form of the parameters
+    parameters: dict[str, Any]  # the SELECTION_SETTINGS of the run
+    prior: CommonPrior | None = None  # of FLDB-Personal
+
+
+def selection_settings(parameters: Mapping[str, Any], dimension: int) -> Settings:
+    """Return the settings with which a device selects, from those of a server's run."""
+    # A newer server may have other settings.
+    chosen = {name: parameters[name] for name in SELECTION_SETTINGS if name in parameters}
+    if str(chosen.get("algorithm")) not in ALGORITHMS:  # only registered in the ClientApp's process
+        chosen.pop("algorithm", None)
+    return replace(Settings(), dimension=dimension, **chosen)
 
 
 def duel_key(difference: FloatArray) -> bytes:
@@ -57,9 +138,9 @@ def duel_key(difference: FloatArray) -> bytes:
     return key.tobytes()
 
 
-def distinct_duels(differences: FloatArray) -> int:
-    """Return the number of distinct duels, without duels of equal arms: (n, d) -> int."""
-    return len({duel_key(each) for each in differences[differences.any(axis=1)]})
+def _distinct(duels: Evidence) -> int:
+    """Return the number of distinct duels, without duels of equal arms."""
+    return len({duel_key(each) for each in duels.differences[duels.differences.any(axis=1)]})
 
 
 def system_uptime() -> float:
@@ -116,11 +197,23 @@ class DuelStore(Database):
         self._uptime = uptime or (system_uptime if clock is time.time else clock)
         super().__init__(path)
         try:
-            check(self)
-            self.device_id = str(self.row("SELECT id FROM device")[0])
+            self.check()
+            self._check_estimate()
+            self.device_id = str(self.value("SELECT id FROM device"))
         except BaseException:
             self.close()
             raise
+
+    def _check_estimate(self) -> None:
+        d, query = self.dimension or 0, "SELECT information, parameters, prior FROM synchronized"
+        for information, parameters, prior in self.rows(query):
+            try:
+                form = make_form(selection_settings(json.loads(parameters), d))
+            except SettingsError as reason:
+                raise self.damaged(f"synchronized.parameters: {reason}") from None
+            size = 8 * (form.size if prior is None else d * (d + 1) // 2)
+            if len(information) != size:
+                raise self.damaged(f"synchronized.information must have {size} bytes")
 
     def backup(self, path: str | Path) -> None:
         """Write a copy into a new file; other processes may use the store meanwhile.
@@ -143,15 +236,11 @@ class DuelStore(Database):
     @property
     def dimension(self) -> int | None:
         """d, or None before the first duel or broadcast."""
-        dimension: int | None = self.row("SELECT dimension FROM device")[0]
+        dimension: int | None = self.value("SELECT dimension FROM device")
         return dimension
 
     def settle_dimension(self, dimension: int) -> int:
-        """Set d of a store without duels, and return d of the store.
-
-        Otherwise the first broadcast would set it, and a server could send one of another
-        dimension. An estimate of another dimension is removed.
-        """
+        """Set d of a store without duels, before a server sets it; return d of the store."""
         with self.transaction():
             known = self.dimension
             if known != dimension and self.last == 0 and not self.row("SELECT 1 FROM proposals"):
@@ -184,11 +273,8 @@ class DuelStore(Database):
         return None if names is None or dimension not in {None, len(names)} else names
 
     def _running(self) -> float:
-        """Return for how many seconds the device was seen to run: at most the time that has passed.
-
-        Unlike the time of the day, which can be set, it never jumps. When the device starts again,
-        its uptime begins at 0, and what is unknown is not counted.
-        """
+        """Return for how many seconds the device was seen to run, whatever its clock says."""
+        # When the device starts again, its uptime begins at 0, and what is unknown is not counted.
         running, last = self.row("SELECT running, uptime FROM device")
         passed = 0.0 if last is None else self._uptime() - last
         return float(running + (passed if 0.0 < passed <= LONGEST_STEP else 0.0))
@@ -196,8 +282,7 @@ class DuelStore(Database):
     def _count_running(self) -> float:
         """Store what :meth:`_running` returns, within a transaction, and return it."""
         running = self._running()
-        update = "UPDATE device SET running = ?, uptime = ?"
-        self.execute(update, running, self._uptime())
+        self.execute("UPDATE device SET running = ?, uptime = ?", running, self._uptime())
         return running
 
     def _count_removal(self) -> None:
@@ -206,8 +291,7 @@ class DuelStore(Database):
     def counts(self) -> dict[str, int]:
         """Return the numbers of open duels, of answers, and of acknowledged answers."""
         with self.reading():
-            query = f"SELECT count(*) FROM proposals WHERE {_OPEN}"
-            number = self.row(query, self._running())[0]
+            number = self.value(f"SELECT count(*) FROM proposals WHERE {_OPEN}", self._running())
             return {"open": number, "answered": self.last, "counted": self.acknowledged}
 
     # Duels.
@@ -227,26 +311,24 @@ class DuelStore(Database):
         the device runs: if its clock is set, no duel expires.
         """
         now, duel = self._clock(), secrets.token_urlsafe(12)
-        proposal = Proposal(duel, now, now + expire_after, keys[0], keys[1], contents)
         evidence = np.concatenate([difference, [np.nan, predicted]]).tobytes()
         shown = None if contents is None else json.dumps(contents)
+        row = (duel, now, now + expire_after, evidence, *keys, shown)
         with self.transaction():
             self._fix_dimension(difference.size)
             running = self._count_running()
             self.execute(f"DELETE FROM proposals WHERE NOT {_OPEN}", running)
-            insert = "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-            self.execute(insert, duel, now, proposal.expires, evidence, *keys, shown, running)
-        return proposal
+            self.execute("INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?)", *row, running)
+        return Proposal(duel, now + expire_after, *keys, contents)
 
     def open_proposals(self, limit: int = 1) -> list[Proposal]:
         """Return the oldest open duels that have contents."""
-        rows = self.rows(
-            "SELECT id, created, expires, first_key, second_key, contents FROM proposals"
-            f" WHERE contents IS NOT NULL AND {_OPEN} ORDER BY rowid LIMIT ?",
-            self._running(),
-            limit,
+        query = (
+            "SELECT id, expires, first_key, second_key, contents FROM proposals"
+            f" WHERE contents IS NOT NULL AND {_OPEN} ORDER BY rowid LIMIT ?"
         )
-        return [Proposal._make((*row[:-1], json.loads(row[-1]))) for row in rows]
+        rows = self.rows(query, self._running(), limit)
+        return [Proposal._make((*row, json.loads(contents))) for *row, contents in rows]
 
     def record(self, answers: Iterable[tuple[str, float]]) -> list[int | FldbError]:
         """Record answers (id of a duel; 1: first, 0: second, 0.5: tie) in one durable transaction.
@@ -259,9 +341,10 @@ class DuelStore(Database):
 
     def _record(self, duel: str, preference: float) -> int | FldbError:
         if answer := self._answer(duel):
-            before = np.frombuffer(answer[1])[-EXTRA]
+            number, evidence = answer
+            before = np.frombuffer(evidence)[-EXTRA]
             if before == preference:
-                return int(answer[0])
+                return int(number)
             return ConflictingAnswerError(
                 f"duel {duel!r} was already answered, by {before:g} and not {preference:g}"
                 " (1: first, 0: second, 0.5: tie); the first answer stays"
@@ -269,13 +352,14 @@ class DuelStore(Database):
         proposal = self._proposal(duel)
         if not proposal:
             return _unknown(duel)
-        late = self._count_running() - proposal[0]
+        end, evidence = proposal
+        late = self._count_running() - end
         if late > 0.0:
             return DuelExpiredError(f"duel {duel!r} expired {late:.0f} s ago: propose a new one")
         self.execute("DELETE FROM proposals WHERE id = ?", duel)
         insert = "INSERT INTO answers (id, answered, evidence) VALUES (?, ?, ?)"
-        evidence = _with_preference(proposal[1], preference)
-        return int(self.execute(insert, duel, self._clock(), evidence).lastrowid or 0)
+        row = duel, self._clock(), _with_preference(evidence, preference)
+        return int(self.execute(insert, *row).lastrowid or 0)
 
     def undo(self, duel: str, *, expire_after: float) -> str:
         """Remove the last answer; its duel is open again, under another id, which is returned.
@@ -303,11 +387,10 @@ class DuelStore(Database):
                 )
             self.execute("DELETE FROM answers WHERE sequence = ?", number)
             self.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'answers'")
-            now, changed = self._clock(), _with_preference(evidence, np.nan)
             columns = "id, created, expires, evidence, begun"
             insert = f"INSERT INTO proposals ({columns}) VALUES (?, ?, ?, ?, ?)"
-            running = self._count_running()
-            self.execute(insert, again, now, now + expire_after, changed, running)
+            now, changed = self._clock(), _with_preference(evidence, np.nan)
+            self.execute(insert, again, now, now + expire_after, changed, self._count_running())
             self._count_removal()
         return again
 
@@ -325,28 +408,24 @@ class DuelStore(Database):
 
     def _answer(self, duel: str) -> Any:
         """Return number and evidence of the answer to a duel, if there is one."""
-        return self._duel("SELECT sequence, evidence FROM answers WHERE id = ?", duel)
+        return self.row("SELECT sequence, evidence FROM answers WHERE id = ?", duel)
 
     def _proposal(self, duel: str) -> Any:
         """Return until when a duel is open, as seconds that the device runs, and its evidence."""
         query = "SELECT begun + (expires - created), evidence FROM proposals WHERE id = ?"
-        return self._duel(query, duel)
-
-    def _duel(self, query: str, duel: str) -> Any:
-        return self.row(query, duel) if duel.isascii() else ()  # no lone surrogates
+        return self.row(query, duel)
 
     # Answers, and which of them an upload covers.
 
     @property
     def last(self) -> int:
         """Number of the last answer; 0 if there is none."""
-        query = "SELECT seq FROM sqlite_sequence WHERE name = 'answers'"
-        return int(self.row(query, default=(0,))[0])
+        return int(self.value("SELECT seq FROM sqlite_sequence WHERE name = 'answers'", default=0))
 
     @property
     def acknowledged(self) -> int:
         """Number of the last answer that the server has acknowledged."""
-        return int(self.row("SELECT counted FROM synchronized", default=(0,))[0])
+        return int(self.value("SELECT counted FROM synchronized", default=0))
 
     @property
     def sent(self) -> int:
@@ -356,38 +435,35 @@ class DuelStore(Database):
     @property
     def minimum(self) -> int | None:
         """Distinct duels of an upload, at least; None before one was requested."""
-        minimum: int | None = self.row("SELECT minimum FROM device")[0]
+        minimum: int | None = self.value("SELECT minimum FROM device")
         return minimum
 
     @property
     def needed(self) -> int | None:
         """Distinct duels that the next upload lacks; None before one was requested."""
-        minimum = self.minimum
-        if minimum is None:
-            return None
         with self.reading():
-            waiting = self._evidence(self._last_cut(), MAX_ANSWERS)
-        return max(0, minimum - distinct_duels(waiting.differences))
+            minimum = self.minimum
+            return None if minimum is None else max(0, minimum - self._waiting())
 
     def held_back(self) -> tuple[int, int]:
         """Return how many answers no upload covers yet, and how many distinct duels these lack."""
         with self.reading():
             return self.last - self._last_cut(), self.needed or 0
 
-    def asked(self) -> set[bytes]:
-        """Return the keys of all duels proposed since the last upload, open or answered.
+    def _waiting(self, end: int = MAX_ANSWERS) -> int:
+        """Return the number of distinct duels since the last upload."""
+        return _distinct(self.answers(self._last_cut(), end))
 
-        It is empty before an upload was requested: then none needs distinct duels.
-        """
+    def asked(self) -> set[bytes]:
+        """Return the keys of the duels since the last upload; none if none was ever requested."""
         if self.minimum is None:
             return set()
+        query = (
+            "SELECT evidence FROM answers WHERE sequence > ?"
+            f" UNION ALL SELECT evidence FROM proposals WHERE {_OPEN}"
+        )
         with self.reading():
-            rows = self.rows(
-                "SELECT evidence FROM answers WHERE sequence > ? UNION ALL"
-                f" SELECT evidence FROM proposals WHERE {_OPEN}",
-                self._last_cut(),
-                self._running(),
-            )
+            rows = self.rows(query, self._last_cut(), self._running())
         return {duel_key(np.frombuffer(row[0])[:-EXTRA]) for row in rows}
 
     def cut(self, start: int, at_least: int, at_most: int = MAX_ANSWERS) -> int:
@@ -406,9 +482,8 @@ class DuelStore(Database):
             if start > last:
                 self._skip_to(start)
                 return start
-            end, newest = min(last, start + at_most), self._last_cut()
-            found = distinct_duels(self._evidence(newest, end).differences)
-            if end > newest and found >= at_least:
+            end = min(last, start + at_most)
+            if end > self._last_cut() and self._waiting(end) >= at_least:
                 self.execute("INSERT INTO cuts (position) VALUES (?)", end)
             self.expect_cut(start)
             newest = self._last_cut(end)
@@ -432,8 +507,7 @@ class DuelStore(Database):
 
     def expect_cut(self, position: int) -> None:
         """Raise DataError if a number is neither 0 nor that of the last answer of an upload."""
-        query = "SELECT 1 FROM cuts WHERE position = ?"
-        if position and not self.row(query, position):
+        if position and not self.row("SELECT 1 FROM cuts WHERE position = ?", position):
             raise DataError(
                 f"{self.path}: no upload ever ended at answer {position}: the server refers to"
                 " another store, or this store is an old backup"
@@ -441,7 +515,7 @@ class DuelStore(Database):
 
     def _last_cut(self, up_to: int = MAX_ANSWERS) -> int:
         query = "SELECT coalesce(max(position), 0) FROM cuts WHERE position <= ?"
-        return int(self.row(query, up_to)[0])
+        return int(self.value(query, up_to))
 
     def _skip_to(self, counted: int) -> None:
         """Continue the numbers of answers after those that were lost with a newer store."""
@@ -455,19 +529,13 @@ class DuelStore(Database):
         Each ``theta`` gives the server another equation about the same answers. After ``at_most``
         of them, this raises DataError. Repeated requests at the same ``theta`` are counted once.
         """
+        between = "WHERE {0} > ? AND {0} <= ?"
+        insert = "INSERT OR IGNORE INTO questions SELECT position, ? FROM cuts"
+        counts = f"SELECT count(*) AS points FROM questions {between.format('cut')} GROUP BY cut"
         with self.transaction():
-            self.execute(
-                "INSERT OR IGNORE INTO questions SELECT position, ? FROM cuts"
-                " WHERE position > ? AND position <= ?",
-                hashlib.sha256(theta.tobytes()).digest(),
-                start,
-                end,
-            )
-            query = (
-                "SELECT coalesce(max(points), 0) FROM (SELECT count(*) AS points FROM questions"
-                " WHERE cut > ? AND cut <= ? GROUP BY cut)"
-            )
-            if self.row(query, start, end)[0] > at_most:
+            point = hashlib.sha256(theta.tobytes()).digest()
+            self.execute(f"{insert} {between.format('position')}", point, start, end)
+            if self.value(f"SELECT coalesce(max(points), 0) FROM ({counts})", start, end) > at_most:
                 raise DataError(
                     f"{self.path}: the server has asked about the same answers at {at_most}"
                     " different estimates; more would reveal single answers: refused. The device's"
@@ -483,10 +551,9 @@ class DuelStore(Database):
         with self.reading():
             self.expect_cut(start)
             self.expect_cut(end)
-            query = "SELECT forgotten FROM cuts WHERE position = ?"
-            if start < end and self.row(query, end)[0]:
+            if start < end and self.value("SELECT forgotten FROM cuts WHERE position = ?", end):
                 raise self._forgotten(end)
-            found = self._evidence(start, end)
+            found = self.answers(start, end, forgotten=True)
         left = len(found.numbers)
         if left != max(end - start, 0):
             raise DataError(
@@ -501,18 +568,16 @@ class DuelStore(Database):
             " begin again"
         )
 
-    def answers(self, start: int = 0, end: int = MAX_ANSWERS) -> Evidence:
-        """Return the answers after ``start`` up to ``end`` that are left, for use on the device."""
-        return self._evidence(start, end, "AND id IS NOT NULL")
-
-    def _evidence(self, start: int, end: int, condition: str = "") -> Evidence:
+    def answers(
+        self, start: int = 0, end: int = MAX_ANSWERS, *, forgotten: bool = False
+    ) -> Evidence:
+        """Return the answers after ``start`` up to ``end``; if ``forgotten``, with their ties."""
+        query = (
+            "SELECT sequence, evidence FROM answers"
+            " WHERE sequence > ? AND sequence <= ? AND (? OR id IS NOT NULL) ORDER BY sequence"
+        )
         with self.reading():
-            rows = self.rows(
-                "SELECT sequence, evidence FROM answers WHERE sequence > ? AND sequence <= ?"
-                f" {condition} ORDER BY sequence",
-                start,
-                end,
-            )
+            rows = self.rows(query, start, end, forgotten)
             width = (self.dimension or 0) + EXTRA
         table = np.frombuffer(b"".join(row[1] for row in rows)).reshape(-1, width)
         numbers = np.array([row[0] for row in rows], dtype=np.int64)
@@ -521,13 +586,12 @@ class DuelStore(Database):
     def prune(self, older_than: float) -> int:
         """Delete acknowledged answers that are older than ``older_than`` seconds; return how many.
 
-        A server that is restored from an old backup cannot request them again. The device itself no
-        longer learns from them, and with FLDB-Personal the next share does not contain them.
+        The device no longer learns from them, and with FLDB-Personal the next share lacks them. A
+        server that is restored from an old backup cannot request them again.
         """
+        delete = "DELETE FROM answers WHERE sequence <= ? AND answered < ?"
         with self.transaction():
-            delete = "DELETE FROM answers WHERE sequence <= ? AND answered < ?"
-            oldest = self._clock() - older_than
-            pruned = self.execute(delete, self.acknowledged, oldest).rowcount
+            pruned = self.execute(delete, self.acknowledged, self._clock() - older_than).rowcount
             if pruned:
                 self._count_removal()
         return pruned
@@ -543,21 +607,19 @@ class DuelStore(Database):
         changed.
         """
         with self.transaction():
+            tie = np.array([*np.zeros(self.dimension or 0), 0.5, np.nan])
+            blank = self._clock(), tie.tobytes()
             sent = self._last_cut()
             counted = self._last_cut(self.acknowledged)  # an upload is kept or removed as a whole
             proposals = self.execute("DELETE FROM proposals").rowcount
             unsent = self.execute("DELETE FROM answers WHERE sequence > ?", sent).rowcount
             self.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'answers'", sent)
             query = "SELECT count(*) FROM answers WHERE sequence > ? AND id IS NOT NULL"
-            uncertain = self.row(query, counted)[0]
-            placeholder = np.zeros((self.dimension or 0) + EXTRA)
-            placeholder[-EXTRA:] = 0.5, np.nan
-            blank = self._clock(), placeholder.tobytes()
+            uncertain = self.value(query, counted)
             update = "UPDATE answers SET id = NULL, answered = ?, evidence = ?"
             self.execute(f"{update} WHERE id IS NOT NULL", *blank)
             self.execute("UPDATE cuts SET forgotten = 1")
-            newest = self.row("SELECT share FROM shares ORDER BY cut DESC LIMIT 1")
-            if newest and newest[0] is not None:
+            if self.value("SELECT share FROM shares ORDER BY cut DESC LIMIT 1") is not None:
                 # This share may be in the server's sums. At another cut, after a placeholder, the
                 # share is 0: the next upload subtracts it, without new answers.
                 insert = "INSERT INTO answers (answered, evidence) VALUES (?, ?)"
@@ -572,10 +634,7 @@ class DuelStore(Database):
     # Estimates of the server.
 
     def synchronize(self, received: Synchronization) -> None:
-        """Replace the estimate of the last broadcast.
-
-        Shares before the one that the server's sums contain are deleted.
-        """
+        """Replace the estimate of the last broadcast; delete shares that it no longer needs."""
         prior, counted = received.prior, min(received.counted, MAX_ANSWERS)
         values = {**vars(received), "parameters": json.dumps(received.parameters)}
         if prior is not None:
@@ -602,10 +661,7 @@ class DuelStore(Database):
         return Synchronization(received, number, counted, duels, theta, information, chosen, prior)
 
     def version(self) -> tuple[int, float, int]:
-        """Return a value that changes with each broadcast and each removal of answers.
-
-        It is cheaper than :meth:`synchronized`.
-        """
+        """Return a value that changes with each broadcast and each removal of answers."""
         query = "SELECT coalesce(round, 0), coalesce(received, 0.0), removals FROM device"
         number, received, removals = self.row(f"{query} LEFT JOIN synchronized")
         return number, received, removals
@@ -640,12 +696,12 @@ class DuelStore(Database):
             known, new = self.answers(first, scored), self.answers(scored, end)
             share = compute(self.share(start), known, new)
             numbers = [share.shift, pack_symmetric(share.precision), share.losses, [share.squares]]
+            insert = (
+                "INSERT INTO shares SELECT position, ? FROM cuts"
+                " WHERE position = ? AND NOT forgotten ON CONFLICT DO NOTHING"
+            )
             with self.transaction():
-                where = "position = ? AND NOT forgotten"
-                insert = f"INSERT INTO shares SELECT position, ? FROM cuts WHERE {where}"
-                self.execute(
-                    f"{insert} ON CONFLICT DO NOTHING", np.concatenate(numbers).tobytes(), end
-                )
+                self.execute(insert, np.concatenate(numbers).tobytes(), end)
         with self.reading():
             if start < end and not self.has_share(end):
                 raise self._forgotten(end)
@@ -667,23 +723,22 @@ class DuelStore(Database):
         that was restored, it cannot be replaced: it stays in the server's sums, and later shares
         cover the later answers only.
         """
+        query = (
+            "SELECT coalesce(max(cut) FILTER (WHERE share IS NULL), 0), coalesce(max(cut), 0)"
+            " FROM shares WHERE cut < ?"
+        )
         with self.transaction():
             if start and not self.has_share(start):
                 self.execute("DELETE FROM shares WHERE cut > ?", start)
                 self.execute("INSERT INTO shares VALUES (?, NULL)", start)
-            query = (
-                "SELECT coalesce(max(cut) FILTER (WHERE share IS NULL), 0), coalesce(max(cut), 0)"
-                " FROM shares WHERE cut < ?"
-            )
             first, scored = self.row(query, end)
         return first, scored
 
     def _share(self, cut: int) -> ShareChange:
-        d = self.dimension or 0
-        row = self.row("SELECT share FROM shares WHERE cut = ?", cut, default=(None,))
-        if row[0] is None:
+        d, stored = self.dimension or 0, self.value("SELECT share FROM shares WHERE cut = ?", cut)
+        if stored is None:
             return ShareChange(np.zeros((d, d)), np.zeros(d), np.zeros(len(VARIANCES)), 0.0, 0.0)
-        shift, packed, rest = np.split(np.frombuffer(row[0]), [d, d + d * (d + 1) // 2])
+        shift, packed, rest = np.split(np.frombuffer(stored), [d, d + d * (d + 1) // 2])
         return ShareChange(unpack_symmetric(packed, d), shift, rest[:-1], float(rest[-1]), 1.0)
 
     # Secure sums: which answers reports cover (clients/vault/ledger.py), and the last report. It
@@ -691,8 +746,7 @@ class DuelStore(Database):
 
     def secure_part(self, part: Literal["journal", "report"]) -> bytes | None:
         """Return a part of the state of secure sums, or None if it is not stored."""
-        query = "SELECT content FROM secure WHERE name = ?"
-        content: bytes | None = self.row(query, part, default=(None,))[0]
+        content: bytes | None = self.value("SELECT content FROM secure WHERE name = ?", part)
         return content
 
     def keep_secure_part(self, part: Literal["journal", "report"], content: bytes) -> None:

@@ -6,7 +6,6 @@ service, which belongs to the device's owner: the SuperNode only passes opaque b
 (:mod:`clients.relay`).
 """
 
-from clients.vault.config import VaultConfig, read_config
-from clients.vault.vault import WITHHELD, Vault
+from clients.vault.vault import WITHHELD, Vault, VaultConfig, read_config
 
 __all__ = ["WITHHELD", "Vault", "VaultConfig", "read_config"]

@@ -1,4 +1,4 @@
-"""The vault: replies of a device to the requests of secure sums.
+"""The vault: replies of a device to the requests of secure sums, and its file ``--vault``.
 
 A reply to an exchange depends on the request, the ledger, the clock and the owner's file, and on
 nothing else that the server can observe: whether there are answers, and whether their statistics
@@ -6,38 +6,62 @@ can be computed, changes only the numbers, which are encrypted. The order of wri
 exchange is charged in the ledger before an answer is read. The report and the journal are one
 transaction of the store. What was sent is then written to the ledger, before the report leaves the
 device. A process that is killed in between sends no second report to the same exchange.
+
+The owner's file is a TOML file. Only the user of the service and root may be able to write it and
+the file of ``helper``. Relative paths begin at the folder of the file::
+
+    federation = "tea"        # its name
+    helper = "helper.pub"     # public key of the helper, from `fldb keys helper`
+    dimension = 5             # number of features
+    # All others are optional.
+    max_epsilon = 3.0         # of all reports, for a person
+    max_delta = 1e-6
+    privacy_days = 365        # the limit is for each period of so many days; default: for ever
+    ledger = "vault.ledger"   # what was spent; no backup may contain it. Default: that of this name
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
+import tomllib
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from clients.learning import make_learner
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
-from clients.vault.config import VaultConfig
 from clients.vault.ledger import Journal, Last, Ledger, LedgerFile, Sent, day_of
 from fldb_flower.bandit.estimate import CommonPrior
-from fldb_flower.errors import DataError, FldbError, SecureError, one_line
+from fldb_flower.deployment.keys import load_helper_public_key
+from fldb_flower.errors import DataError, FldbError, SecureError, one_line, shown
 from fldb_flower.linalg.arrays import LARGEST, IntArray
 from fldb_flower.linalg.linear import make_form
-from fldb_flower.privacy.accounting import epsilon_of
-from fldb_flower.secure.messages import ESTIMATE, HELLO, REFUSED, REPORT, Reply, Request
-from fldb_flower.secure.report import (
+from fldb_flower.privacy.accounting import epsilon_of, largest_mu
+from fldb_flower.secure.protocol import (
     AHEAD_SECONDS,
+    ESTIMATE,
+    HELLO,
+    REFUSED,
+    REPORT,
     Header,
     HelperKey,
+    Reply,
+    Request,
     integers_of,
     make_report,
+    task_of,
 )
 from fldb_flower.secure.statistics import Shared, size_of, vector_of
+from fldb_flower.settings import MAX_DIMENSION
+from fldb_flower.system.files import check_writers, reported
 from fldb_flower.system.process import one_blas_thread
 
 WITHHELD = "the device cannot take part now: its owner finds the reason in the service's log"
@@ -51,6 +75,77 @@ _EARLIEST = 1_760_000_000_000  # ms since 1970; a clock before this time is wron
 _ROUNDING = 1e-12  # relative, of sums
 _KNOWN = (FldbError, ArithmeticError, np.linalg.LinAlgError)
 _LOG = logging.getLogger(__name__)
+
+
+_FILE = "the name of a file", r"[^\0]+"
+_TEXTS: dict[str, tuple[str, str]] = {
+    "federation": ("1 to 64 letters, digits, '.', '_' or '-'", r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"),
+    "helper": _FILE, "ledger": _FILE,
+}  # fmt: skip
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    "dimension": (int, 1, MAX_DIMENSION), "privacy_days": (int, 1, 100_000),
+    "max_epsilon": (float, 1e-3, 1e3), "max_delta": (float, 1e-15, 0.1),  # as privacy.epsilon
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VaultConfig:
+    """The federation of a device, its helper, and the owner's limits."""
+
+    path: Path
+    federation: str
+    helper: Ed25519PublicKey
+    dimension: int
+    ledger: Path
+    max_epsilon: float = 3.0
+    max_delta: float = 1e-6
+    privacy_days: int | None = None  # None: the limit is for the ledger's life
+
+    @property
+    def task(self) -> bytes:
+        """Hash of what the device pins."""
+        return task_of(self.federation, self.helper.public_bytes_raw(), self.dimension)
+
+    @property
+    def most(self) -> float:
+        """Largest sum of ``1 / z^2`` within the limit."""
+        return largest_mu(self.max_epsilon, self.max_delta) ** 2
+
+
+def read_config(path: Path) -> VaultConfig:
+    """Return the configuration in a file; raise DataError if others can write it or the key."""
+    check_writers(path)
+    try:
+        with reported(DataError, f"read {path}"):
+            entries = tomllib.loads(path.read_text("utf-8"))
+    except ValueError as reason:
+        raise DataError(f"{path} is not valid TOML: {reason}") from None
+    for name, value in entries.items():
+        if name not in (known := [*_TEXTS, *_NUMBERS]):
+            raise DataError(f"{path}: {shown(name)} is unknown: must be one of {', '.join(known)}")
+        if valid := _valid_instead(name, value):
+            raise DataError(f"{path}: {name}={shown(value)}: must be {valid}")
+    if missing := [name for name in ("federation", "helper", "dimension") if name not in entries]:
+        raise DataError(f"{path}: {missing[0]} is missing")
+    helper = path.parent / entries["helper"]
+    ledger = path.parent / entries.get("ledger", path.with_suffix(".ledger").name)
+    try:
+        check_writers(helper)
+        key = load_helper_public_key(helper)
+    except DataError as reason:
+        raise DataError(f"{path}: {reason}") from None
+    return VaultConfig(path, **{**entries, "helper": key, "ledger": ledger})
+
+
+def _valid_instead(name: str, value: Any) -> str:
+    """Return what is valid instead of an entry of the file; empty if it is valid."""
+    if name in _TEXTS:
+        text, pattern = _TEXTS[name]
+        return "" if isinstance(value, str) and re.fullmatch(pattern, value) else text
+    kind, low, high = _NUMBERS[name]
+    what = "a whole number" if kind is int else "a number"
+    is_valid = type(value) in {int, kind} and low <= value <= high
+    return "" if is_valid else f"{what}, {low:g} to {high:g}"
 
 
 class Spent(NamedTuple):
@@ -93,7 +188,7 @@ class Vault:
         return Spent(epsilon, config.max_delta, config.max_epsilon, days, self._is_refused)
 
     def answer(self, content: bytes) -> bytes:
-        """Return the reply to a request, both of ``fldb_flower.secure.messages``.
+        """Return the reply to a request, both of ``fldb_flower.secure.protocol``.
 
         Reasons of refusals tell nothing about answers: those about files are only logged.
         """

@@ -35,37 +35,6 @@ class Costs(NamedTuple):
     idle: float  # bytes that a connected node sends and receives in a second without messages
 
 
-class Way(NamedTuple):
-    """How devices connect: what it costs."""
-
-    connected: float  # devices that are connected at the same time
-    cores: float  # processors that SuperLinks and ServerApps use
-    superlinks: int  # each at most at the load of the assumptions
-    levels: int  # of servers: 1 without regions, 2 with regions and a parent, and so on
-    bytes: float  # of a device in a day, the mean over all devices
-
-
-class Plan(NamedTuple):
-    """A federation of many devices in one day."""
-
-    devices: int
-    asked: int  # devices that are asked
-    fraction: float  # share of the devices that is asked in a round
-    counted: float  # answers that are counted
-    days: float  # between two questions to a device
-    always: Way  # if all devices stay connected
-    sampled: Way  # if only those that are asked connect
-
-    def standard_error(self, dimension: int) -> float:
-        """Return the standard error of theta after the answers of a day, at best.
-
-        A difference of two arms has features of variance 1. Then n answers of d features have the
-        information n / 4 in each direction, if the preferences are close to 1/2, and less
-        otherwise. It is the norm of the error: sqrt(4 d / n).
-        """
-        return math.sqrt(4 * dimension / self.counted)
-
-
 def summary(rows: Rows) -> list[dict[str, Any]]:
     """Return the medians of the repetitions in the rows, in their order."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
@@ -103,12 +72,12 @@ def ratio(rows: Rows, database: str, app: str, other: str, *, requests: bool = F
     return float(median(a / b for a, b in zip(values(app), values(other), strict=True)))
 
 
-def costs(rows: Rows, database: str = "memory") -> Costs:
-    """Return the costs, from the rows with the most nodes.
+def costs(rows: Rows) -> Costs:
+    """Return the costs with the database in memory, from the rows with the most nodes.
 
     The cost of a connected node is the slope between the fewest nodes and the most.
     """
-    several = ours(rows, database)
+    several = ours(rows, "memory")
     least, last = several[0], several[-1]
     slope = (last["idle, ms"] - least["idle, ms"]) / (last["nodes"] - least["nodes"])
     return Costs(
@@ -120,40 +89,54 @@ def costs(rows: Rows, database: str = "memory") -> Costs:
     )
 
 
-def plan(devices: int, cost: Costs, assume: Assumptions | None = None) -> Plan:
-    """Return the plan for a number of devices."""
+def plan(devices: int, cost: Costs, assume: Assumptions | None = None) -> dict[str, Any]:
+    """Return a federation of many devices in one day.
+
+    ``asked`` devices, the ``fraction`` of all in a round, give the answers that are ``counted``,
+    with ``days`` between two questions to a device. ``always`` is the way in which all devices stay
+    connected, and ``sampled`` that in which only those connect that are asked.
+    """
     assume = assume or Assumptions()
     asked = min(devices, assume.sample)
-    days = devices / asked
-    return Plan(
-        devices=devices,
-        asked=asked,
-        fraction=asked / assume.rounds / devices,
-        counted=asked * assume.answers * days,
-        days=days,
-        always=_way(devices, devices, asked, cost, assume),
-        sampled=_way(devices, asked * 60 * assume.minutes / DAY, asked, cost, assume),
-    )
+    return {
+        "devices": devices,
+        "asked": asked,
+        "fraction": asked / assume.rounds / devices,
+        "counted": devices * assume.answers,
+        "days": devices / asked,
+        "always": _way(devices, devices, asked, cost, assume),
+        "sampled": _way(devices, asked * 60 * assume.minutes / DAY, asked, cost, assume),
+    }
 
 
-def _way(devices: int, connected: float, asked: int, cost: Costs, assume: Assumptions) -> Way:
+def standard_error(dimension: int, answers: float) -> float:
+    """Return the standard error of theta after n answers, the norm, at best: sqrt(4 d / n).
+
+    A difference of two arms has features of variance 1. Then n answers of d features have the
+    information n / 4 in each direction, if the preferences are close to 1/2, and less otherwise.
+    """
+    return math.sqrt(4 * dimension / answers)
+
+
+def _way(
+    devices: int, connected: float, asked: int, cost: Costs, assume: Assumptions
+) -> dict[str, float]:
+    """Return what a way to connect costs: ``bytes`` of a device in a day, processors, servers.
+
+    A SuperLink has at most the load of the assumptions, and each parent at most so many children as
+    it can carry: there are ``levels`` of servers, 1 without regions.
+    """
     link = connected * cost.connected + asked * cost.superlink / DAY
-    superlinks = math.ceil(link / assume.load)
-    return Way(
-        connected=connected,
-        cores=link + asked * cost.serverapp / DAY,
-        superlinks=superlinks,
-        levels=_levels(superlinks, cost, assume),
-        bytes=(connected * cost.idle * DAY + asked * cost.message) / devices,
-    )
-
-
-def _levels(servers: int, cost: Costs, assume: Assumptions) -> int:
-    """Return the number of levels: each parent has at most so many children as it can carry."""
-    each = cost.connected + assume.rounds * cost.superlink / DAY
-    most = max(2, math.floor(assume.load / each))
+    most = math.floor(assume.load / (cost.connected + assume.rounds * cost.superlink / DAY))
+    servers = superlinks = math.ceil(link / assume.load)
     levels = 1
     while servers > 1:
-        servers = math.ceil(servers / most)
+        servers = math.ceil(servers / max(2, most))
         levels += 1
-    return levels
+    return {
+        "connected": connected,
+        "cores": link + asked * cost.serverapp / DAY,
+        "superlinks": superlinks,
+        "levels": levels,
+        "bytes": (connected * cost.idle * DAY + asked * cost.message) / devices,
+    }

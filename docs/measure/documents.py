@@ -164,16 +164,15 @@ def make_figures() -> dict[str, Any]:
 
 def figures_runs(name: str) -> dict[str, measured.Run]:
     """Return the curves of a figure as runs of a result file, without values."""
-    panel = figures.panel_of(name)
     on_the_way = [f"regret_{iteration}" for iteration in (100, 200, 300, 400)]
-    measures = [*(on_the_way if panel.against == "iteration" else []), "regret", "rounds"]
+    measures = [*(on_the_way if name not in figures.AGAINST else []), "regret", "rounds"]
     return {
         label: {
-            "settings": figures.values_of(name, overrides),
+            "settings": curve,
             "seeds": SEEDS,
             **{key: [] for key in measures},
         }
-        for label, overrides in {**panel.curves, **panel.ours}.items()
+        for label, curve in figures.curves_of(name).items()
     }
 
 

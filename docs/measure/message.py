@@ -18,8 +18,7 @@ from clients.preference_agent import PreferenceAgent
 from common import median
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.wire.codec import encode_broadcast
-from fldb_flower.wire.records import pack_vector
+from fldb_flower.wire import encode_broadcast, pack_vector
 
 DIMENSION, ANSWERS = 5, 20
 """Features, and answers in the store."""

@@ -1,7 +1,7 @@
 """Seeded faults in the code of a room, and how many of them its tests notice.
 
-`python docs/measure/mutants.py ROOM [COUNT] [TREE]`; rooms: bandit, secure, store. TREE is another
-checkout, so that two versions are compared with the same seeds. The tests run in a copy.
+`python docs/measure/mutants.py ROOM [COUNT] [TREE]`; the rooms are those of :data:`ROOMS`. TREE is
+another checkout, so that two versions are compared with the same seeds. The tests run in a copy.
 """
 
 import ast
@@ -21,6 +21,8 @@ ROOMS = {
         ("secure",),
     ),
     "store": (("clients/store*",), ("clients/test_store.py", "clients/test_erasure.py")),
+    "environments": (("fldb_flower/environments",), ("environments",)),
+    "privacy": (("fldb_flower/privacy",), ("privacy",)),
 }
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,

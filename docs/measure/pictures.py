@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 import measured
-from fldb_flower.runs.curves import REGRET, errors_text, marker_of, points
-from fldb_flower.runs.plots import save_figure
+from fldb_flower.runs.plots import MARKER_CODES, REGRET, errors_text, points, save_figure
 from fldb_flower.runs.styles import ALGORITHM_STYLES, DASHES, MARKERS, SEQUENCE, Style, styles_of
 from memory import VARIED
 
@@ -114,8 +113,8 @@ def _draw_rows(axes: Axes, studies: Mapping[str, _Runs], measure: str, title: st
         style = STYLES[name]
         axes.errorbar(
             means, heights, xerr=errors, label=_label_of(name), color=style["color"],
-            marker=marker_of(style), markeredgewidth=0, linestyle="none", elinewidth=0.8,
-            capthick=0.8,
+            marker=MARKER_CODES[style["marker"]], markeredgewidth=0, linestyle="none",
+            elinewidth=0.8, capthick=0.8,
         )  # fmt: skip
     axes.set_yticks(range(len(studies)), list(studies))
     axes.set_ylim(len(studies) - 0.5, -0.5)

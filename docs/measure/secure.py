@@ -22,11 +22,19 @@ from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.linear import make_form
 from fldb_flower.privacy.discrete import discrete_gaussian
-from fldb_flower.secure.messages import REPORT, Request, SumAnswer, SumRequest
-from fldb_flower.secure.report import SCALE, Header, integers_of, make_report
+from fldb_flower.secure.protocol import (
+    REPORT,
+    SCALE,
+    Header,
+    Request,
+    SumAnswer,
+    SumRequest,
+    integers_of,
+    make_report,
+)
 from fldb_flower.secure.statistics import Shared, parts_of, size_of
 from fldb_flower.settings import Settings, from_flat
-from fldb_flower.wire.codec import encode_broadcast
+from fldb_flower.wire import encode_broadcast
 from simulations.benchmark import seconds
 from simulations.local_federation import VAULT, Secure, create_vaults
 

@@ -26,7 +26,7 @@ MODULES = {  # of the function that measures each table, by its name
     "flower": "flower",  # `flwr run`, relative to an app that does nothing
     "inprocess": "exchange",  # one exchange of one node, and Flower's bare message
     "install": "install",  # size and time of `pip install` by dependency
-    "liars": "liars",  # regret with a dishonest device in secure sums
+    "liars": "robust",  # regret with a dishonest device in secure sums
     "limits": "limits",  # each goal of speed and memory, as a ratio
     "message": "message",  # a device's process for one message
     "newcomers": "personal",  # agents that join late

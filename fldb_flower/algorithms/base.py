@@ -229,9 +229,6 @@ class Online(Algorithm):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.arrays["theta_hat"] = np.zeros(settings.dimension)
-        self._tolerance = TOLERANCE
-        if settings.matrix_form != "full":
-            self._tolerance = APPROXIMATE_TOLERANCE  # quasi-Newton steps need many exchanges
 
     @property
     def theta_hat(self) -> Array:
@@ -281,13 +278,15 @@ class Online(Algorithm):
         """Return ``theta_hat``, ``theta_sync`` and other arrays after a round's fresh duels."""
 
     def _first_minimum(self, federation: Federation, round_: Round) -> Minimum:
+        # Quasi-Newton steps need many exchanges.
+        tolerance = TOLERANCE if self.settings.matrix_form == "full" else APPROXIMATE_TOLERANCE
         start = federation.exchange(Broadcast(self.play(round_), self.theta_sync, hessian=True))
         return newton(
             lambda trial: federation.exchange(Broadcast(None, trial, hessian=True)),
             start,
             self.theta_sync,
             self.first_ridge,
-            tolerance=self._tolerance,
+            tolerance=tolerance,
             max_exchanges=_FIRST_EXCHANGES,
         )
 

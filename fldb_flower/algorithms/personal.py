@@ -8,13 +8,7 @@ import numpy as np
 
 from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.bandit.estimate import (
-    START,
-    VARIANCES,
-    CommonPrior,
-    mean_variance,
-    scale_of,
-)
+from fldb_flower.bandit.estimate import START, VARIANCES, CommonPrior, mean_variance, scale_of
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, ShareUpload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.linear import solve
@@ -23,7 +17,7 @@ from fldb_flower.settings import AUTO, Settings
 
 
 class FLDBPersonal(Algorithm):
-    r"""FLDB-Personal, this project's algorithm for agents that differ.
+    r"""FLDB-Personal, this project's algorithm for agents that differ; docs/personal.md derives it.
 
     The model is ``theta_i ~ N(theta, v I)``. In each round an agent receives the sums of all
     shares, subtracts its own, and estimates theta_i from its own duels with the prior that the
@@ -32,46 +26,31 @@ class FLDBPersonal(Algorithm):
 
         A = lambda_0 I + sum M_i,    c = sum m_i
 
-    The heterogeneity v is estimated from the log losses of answers, under each of 11 values of v,
-    that agents predicted before they learned from them
-    (:func:`~fldb_flower.bandit.estimate.mean_variance`); or it is the setting
-    ``personal_variance``.
-
     The state has ``theta_sync``, the common mean ``A^-1 c``; ``information``, the sum of M_i;
     ``shift``, c; ``losses``, the total log loss for each v, (11,); ``offered``, the mean squared
     length of the differences offered, summed over answers, the number of answers, and the number
     of agents with a share; and ``variances``, v and the smallest v so far, in units of
     ``1 / scale``.
 
-    docs/personal.md derives the algorithm.
-
     **With privacy**, agents upload ``D = sum m_i - M_i theta`` and ``M = sum M_i``, with noise, in
     each round, where theta is theta_sync. M is estimated from the last upload
     (:func:`~fldb_flower.linalg.noisy.denoised`). Let x be the estimate of theta* that the answers
     so far give without noise: ``D = M (x - theta)``, and x has the error covariance ``M^-1``. With
-    noise of variance s^2, an upload observes x with the precision ``M^2 / s^2``. Later uploads
-    contain the same answers and new ones, which move x: if their number grows from n to n', M
-    grows about as much, and x moves by ``N(0, (n' / n - 1) M^-1)``. So the server has a Kalman
-    filter for x, with the precision K and the linear term k::
+    noise of variance s^2, an upload observes x with the precision ``M^2 / s^2``. If the number of
+    answers grows from n to n', M grows about as much, and x moves by ``N(0, (n' / n - 1) M^-1)``.
+    So the server has a Kalman filter for x, with the precision K and the linear term k::
 
         K <- (K^-1 + (n' / n - 1) M^-1)^-1 + M^2 / s^2
 
     In secure sums, if only a share q of the agents uploads, M and D are divided by q, and D has the
-    further covariance ``(1 / q - 1) M`` of drawing them.
-
-    What agents receive as sums of the others' shares is for theta*, with the error of x added
-    (:func:`~fldb_flower.linalg.noisy.blurred`)::
+    further covariance ``(1 / q - 1) M`` of drawing them. What agents receive as sums of the others'
+    shares is for theta*, with the error of x added (:func:`~fldb_flower.linalg.noisy.blurred`)::
 
         (K^-1 + M^-1)^-1 = M (M + K)^-1 K,    M (M + K)^-1 k
 
-    Without noise, these are the M and the sum of m_i of the last upload: early shares, which are
-    the least exact, have no weight. With much noise, K is the sum of all ``M^2 / s^2``: noise is
-    independent, and averages out. If all is noise, both are 0: agents then have the prior
-    N(0, (1 / lambda_0 + v) I), and learn alone. Log losses with noise have a smaller weight
-    (:func:`noisy_losses`). If it is 0, v is its mean without losses, 0.76, so agents rely on their
-    own answers.
-
-    The state then also has ``pooled`` K, ``linear`` k, and ``loss_noise``, the variance in losses.
+    Without noise, these are the M and the sum of m_i of the last upload. If all is noise, both are
+    0, and agents learn alone, with the prior N(0, (1 / lambda_0 + v) I). The state then also has
+    ``pooled`` K, ``linear`` k, and ``loss_noise``, the variance in losses.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fldb_flower.settings import Settings, check_value
+from fldb_flower.settings import Settings
 
 __all__ = ["Round", "geometric", "periodic", "round_ends", "rounds"]
 
@@ -33,7 +33,6 @@ class Round(NamedTuple):
 
 def periodic(tau: int) -> Iterator[int]:
     """Return tau, 2 tau, 3 tau, ... (Algorithm 1, line 10)."""
-    tau = check_value("tau", tau)
     return itertools.count(tau, tau)
 
 
@@ -43,10 +42,6 @@ def geometric(ratio: float) -> Iterator[int]:
     This schedule is not in the paper. A new estimate matters once the number of duels has grown
     by a factor, because then W has changed enough.
     """
-    return _powers(check_value("schedule.ratio", ratio))
-
-
-def _powers(ratio: float) -> Iterator[int]:
     last = power = 0
     while True:
         end = math.ceil(ratio**power)

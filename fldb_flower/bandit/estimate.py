@@ -12,6 +12,7 @@ import numpy as np
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import Array, FloatArray, namespace
 from fldb_flower.linalg.linear import Whitener, whiten
+from fldb_flower.settings import Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +90,14 @@ class CommonPrior(NamedTuple):
     # Unit of squared features (:func:`scale_of`); 0 if the server does not know it yet. Then each
     # agent uses the scale of the arms that it has seen.
     scale: float
+
+
+def private_prior(prior: CommonPrior, settings: Settings) -> CommonPrior:
+    """Return the prior with the lower limit of v and the fixed scale of privacy, if any."""
+    if settings.clip is None:
+        return prior
+    variance = max(prior.variance, settings.privacy.min_variance)
+    return prior._replace(variance=variance, scale=float(scale_of(settings.clip**2)))
 
 
 class ShareChange(NamedTuple):

@@ -1,6 +1,6 @@
 r"""Estimates of agents from their own duels and a prior, computed as one batch.
 
-Agents of LDB have a ridge (:class:`LocalEstimates`), those of FLDB-Personal a prior that they share
+Agents of LDB have a ridge (:class:`OwnEstimates`), those of FLDB-Personal a prior that they share
 (:class:`PersonalEstimates`). An estimate minimises the loss of the agent's duels and the prior's
 term (:mod:`fldb_flower.bandit.newton`), after each duel or, with a ``refit_ratio`` above 1, after a
 growing number of duels; between two fits, a duel takes O(d^2) (:mod:`fldb_flower.bandit.online`).
@@ -9,7 +9,7 @@ growing number of duels; between two fits, a duel takes O(d^2) (:mod:`fldb_flowe
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,46 +21,69 @@ from fldb_flower.bandit.estimate import (
     ShareChange,
     longest_shift,
 )
-from fldb_flower.bandit.newton import Prior, hessian_of, logits_of, minimise, not_found, times
+from fldb_flower.bandit.newton import hessian_of, logits_of, minimise, times
 from fldb_flower.bandit.online import learn_duel, next_fit
 from fldb_flower.bandit.preference import link, losses, residuals
+from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
 from fldb_flower.linalg.linear import solve, whiten
 
 _NEW_DIRECTION = 1e-13  # of a duel's length: a shorter remainder is a rounding error
 
 
-class OwnEstimates(ABC):
-    """Estimates ``theta``, (agents, d), and the duels that they are fitted to."""
+class OwnEstimates:
+    """Estimates ``theta``, (agents, d), and the duels that they are fitted to.
+
+    The prior is a ridge, lambda (paper, Eq. 1 with N = 1). A minimiser then lies in the span of the
+    duels. Up to d duels, it is found by coordinates in an orthonormal basis of that span, so that
+    the ridge may be below the rounding errors of the Hessian.
+    """
 
     def __init__(
-        self, agents: int, dimension: int, prior: Prior, arrays: Arrays | None, refit_ratio: float
+        self,
+        agents: int,
+        dimension: int,
+        ridge: float,
+        arrays: Arrays | None = None,
+        refit_ratio: float = 1.0,
     ) -> None:
-        self._arrays, self._prior, self._refit_ratio = arrays or Arrays(), prior, refit_ratio
+        self._arrays, self._refit_ratio = arrays or Arrays(), refit_ratio
+        self._settings, self._remedy = f"lambda={ridge:g}", "a larger lambda"
+        self._precision = self._arrays.eye(dimension) * ridge  # of the prior: Q, and its mean
+        self._mean = self._arrays.zeros(dimension)
         self.theta = self._arrays.zeros(agents, dimension)
         self._count = self._fitted = 0  # numbers of duels: all, and those of the last fit
         # An agent's duels are the columns of a matrix, (d, duels).
         self._duels = self._arrays.zeros(agents, dimension, 8)
         self._preferences = self._arrays.empty(agents, 8)
-        # C with C C^T the inverse Hessian of the objective; None if it must be computed.
-        self._whitener: Array | None = None
+        self._whitener: Array | None = None  # computed when needed, as are the directions of duels
+        self._directions = self._arrays.zeros(agents, dimension, 0)
 
     def add(self, differences: Array, preferences: Array) -> None:
-        """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers.
+        """Add one duel of each agent, (agents, d) and (agents,), and update the minimisers."""
+        self._store(differences[:, None, :], preferences[:, None])
+        if self._count < next_fit(self._fitted, self._refit_ratio, self.theta.shape[1]):
+            self._update(self._learn, differences, preferences)
+        else:
+            self._update(self._fit)
 
-        Raises ConvergenceError if an agent's minimiser was not found.
-        """
+    def _update(self, update: Callable[..., None], *duel: Array) -> None:
+        """Call a method; raise ConvergenceError if an agent's minimiser was not found."""
         try:
-            self._store(differences[:, None, :], preferences[:, None])
-            if self._count < self._next_fit():
-                self._learn(differences, preferences)
-            else:
-                self._fit()
+            update(*duel)
         except np.linalg.LinAlgError as error:
-            raise not_found(str(error), self._stored()[0], self._prior) from None
+            longest = float(self._arrays.xp.max(abs(self._duels[..., : self._count])))
+            raise ConvergenceError(
+                f"no minimiser of an agent's own loss: {error} ({self._settings}, differences of"
+                f" features up to {longest:.1e}); use {self._remedy}, or scale the features to"
+                " about 1"
+            ) from None
 
-    def _next_fit(self) -> int:
-        return next_fit(self._fitted, self._refit_ratio, self.theta.shape[1])
+    def whitener(self) -> Array:
+        """Return C with ``C C^T`` the inverse Hessian of each agent's objective, (agents, d, d)."""
+        if self._whitener is None:
+            self._whitener = whiten(self.posterior)
+        return self._whitener
 
     def _store(self, differences: Array, preferences: Array) -> None:
         """Store n duels of each agent, (agents, n, d) and (agents, n)."""
@@ -75,18 +98,47 @@ class OwnEstimates(ABC):
     def _stored(self) -> tuple[Array, Array]:
         return self._duels[..., : self._count], self._preferences[:, : self._count]
 
-    @abstractmethod
     def _fit(self) -> None:
         """Set the minimisers for all duels."""
+        (duels, answers), count = self._stored(), self._count
+        self._fitted, self._whitener = count, None
+        if count > self.theta.shape[1]:
+            self.theta = minimise(self.theta, duels, answers, self._precision, self._mean)
+            return
+        basis = self._span(duels)
+        start, coordinates = logits_of(self.theta, basis), basis.swapaxes(1, 2) @ duels
+        prior = self._precision[:count, :count], self._mean[:count]
+        self.theta = times(basis, minimise(start, coordinates, answers, *prior))
 
-    @abstractmethod
+    def _span(self, duels: Array) -> Array:
+        """Return a basis with a column for each duel, 0 if the duel added no direction."""
+        xp = self._arrays.xp
+        for place in range(self._directions.shape[2], duels.shape[2]):
+            duel = rest = duels[..., place]
+            for _ in range(2):  # Gram-Schmidt orthogonalization, twice because of rounding errors
+                rest = rest - times(self._directions, logits_of(rest, self._directions))
+            length, whole = (xp.sqrt(xp.vecdot(each, each))[:, None] for each in (rest, duel))
+            is_new = length > _NEW_DIRECTION * whole
+            column = xp.where(is_new, rest, 0.0) / xp.where(is_new, length, 1.0)
+            self._directions = xp.concat([self._directions, column[..., None]], axis=2)
+        return self._directions
+
     def _learn(self, differences: Array, preferences: Array) -> None:
         """Update the minimisers for one more duel of each agent, without a fit."""
+        learn_duel(self.theta, self.whitener(), differences, preferences)
+
+    @property
+    def posterior(self) -> Array:
+        """The Hessian of each agent's objective at the last fit, (agents, d, d)."""
+        duels = self._duels[..., : self._fitted]
+        return hessian_of(duels, link(logits_of(self.theta, duels))[1]) + self._precision
 
     def state(self) -> dict[str, Array]:
         """Return a copy of the state, for :meth:`restore`; it does not include the prior."""
         duels, preferences = self._stored()
-        whitener = self.theta[:, :0] if self._whitener is None else self._whitener
+        whitener = self._whitener
+        if whitener is None or self._fitted == self._count:  # it is computed from the Hessian
+            whitener = self.theta[:, :0]
         return {
             "theta": to_numpy(copy(self.theta)),
             "duels": to_numpy(copy(duels)),
@@ -118,80 +170,6 @@ class OwnEstimates(ABC):
         return padded
 
 
-class LocalEstimates(OwnEstimates):
-    """Estimates of agents that do not communicate, with ridge lambda (paper, Eq. 1 with N = 1).
-
-    A minimiser lies in the span of the duels. While there are at most d duels, the variables are
-    coordinates in an orthonormal basis of that span; later they are theta itself.
-    """
-
-    def __init__(
-        self,
-        agents: int,
-        dimension: int,
-        ridge: float,
-        arrays: Arrays | None = None,
-        refit_ratio: float = 1.0,
-    ) -> None:
-        prior = Prior(float(ridge), name=f"lambda={ridge:g}", remedy="a larger lambda")
-        super().__init__(agents, dimension, prior, arrays, refit_ratio)
-        # Basis of the span, (agents, d, m); a column is 0 if its duel added no direction.
-        # None: the variables are theta itself.
-        self._basis: Array | None = self._arrays.zeros(agents, dimension, 0)
-        self._duels = self._arrays.zeros(agents, 0, 8)
-
-    def _store(self, differences: Array, preferences: Array) -> None:
-        if self._basis is not None and self._count == self.theta.shape[1]:
-            self._duels, self._basis = self._basis @ self._duels, None
-        if self._basis is not None:
-            differences = self._coordinates(differences[:, 0], self._basis)[:, None, :]
-        super()._store(differences, preferences)
-
-    def _coordinates(self, differences: Array, basis: Array) -> Array:
-        """Return a duel's coordinates, (agents, m); the last one is along a new basis vector."""
-        xp = self._arrays.xp
-        coordinates, rest = 0.0, differences
-        for _ in range(2):  # Gram-Schmidt orthogonalization, twice because of rounding errors
-            seen = logits_of(rest, basis)
-            coordinates = coordinates + seen
-            rest = rest - times(basis, seen)
-        length, whole = (xp.sqrt(xp.vecdot(each, each)) for each in (rest, differences))
-        is_new = length > _NEW_DIRECTION * whole
-        length = xp.where(is_new, length, 0.0)
-        direction = xp.where(is_new[:, None], rest / xp.where(is_new, length, 1.0)[:, None], 0.0)
-        self._basis = xp.concat([basis, direction[..., None]], axis=2)
-        row = self._arrays.zeros(len(self.theta), 1, self._duels.shape[2])
-        self._duels = xp.concat([self._duels, row], axis=1)
-        return xp.concat([coordinates, length[:, None]], axis=1)
-
-    def _fit(self) -> None:
-        duels, answers = self._stored()
-        self._fitted, self._whitener = self._count, None
-        if self._basis is not None:
-            start = logits_of(self.theta, self._basis)
-            self.theta = times(self._basis, minimise(start, duels, answers, self._prior))
-            return
-        self.theta = minimise(self.theta, duels, answers, self._prior)
-        if self._next_fit() > self._count + 1:  # after more than d duels
-            hessian = hessian_of(duels, link(logits_of(self.theta, duels))[1])
-            self._prior.add_to(hessian)
-            self._whitener = whiten(hessian)
-
-    def _learn(self, differences: Array, preferences: Array) -> None:
-        learn_duel(self.theta, self._whitener, differences, preferences)
-
-    def state(self) -> dict[str, Array]:
-        """Return a copy of the state, for :meth:`restore`."""
-        basis = self.theta[:, :0] if self._basis is None else self._basis
-        return {**super().state(), "basis": to_numpy(copy(basis))}
-
-    def restore(self, state: dict[str, Array]) -> None:
-        """Restore what :meth:`state` returned."""
-        super().restore(state)
-        basis = self._arrays.make(np.array(state["basis"]))
-        self._basis = basis if basis.shape[1] else None
-
-
 class PersonalEstimates(OwnEstimates):
     """Estimates of agents with a common prior, ``theta_i ~ N(theta, v I)``.
 
@@ -202,9 +180,10 @@ class PersonalEstimates(OwnEstimates):
         theta_i = argmin L_i(theta) + (theta - mean)^T Q (theta - mean) / 2
 
     Around theta_i, the loss L_i of the agent's own duels is summarised by its Hessian H_i and
-    ``b_i = H_i theta_i - grad L_i(theta_i)``. ``posterior`` is ``Q + H_i``, the precision of the
-    posterior, (agents, d, d). docs/personal.md derives all formulas. ``ridge`` is lambda_0 in units
-    of the scale, and ``longest`` bounds m_i (:func:`~fldb_flower.bandit.estimate.longest_shift`).
+    ``b_i = H_i theta_i - grad L_i(theta_i)``. docs/personal.md derives all formulas.
+
+    ``ridge`` is lambda_0 in units of the scale, and ``longest`` bounds m_i
+    (:func:`~fldb_flower.bandit.estimate.longest_shift`).
     """
 
     def __init__(
@@ -217,12 +196,12 @@ class PersonalEstimates(OwnEstimates):
         *,
         refit_ratio: float = 1.0,
     ) -> None:
-        remedy = "a larger personal_ridge (with privacy.epsilon, privacy.clip)"
-        prior = Prior(0.0, 0.0, "personal_ridge", remedy)  # until the first is received
-        super().__init__(agents, dimension, prior, arrays, refit_ratio)
-        self._relative_ridge, self._longest = ridge, longest
+        super().__init__(agents, dimension, 0.0, arrays, refit_ratio)
+        self._settings = "personal_ridge"
+        self._remedy = "a larger personal_ridge (with privacy.epsilon, privacy.clip)"
         make = self._arrays.zeros
         self._hessian, self._linear = make(agents, dimension, dimension), make(agents, dimension)
+        self._relative_ridge, self._longest = ridge, longest
         self._grid = self._arrays.make(np.array(VARIANCES))
 
     def receive(self, prior: CommonPrior, counted: ShareChange, scale: Array) -> None:
@@ -232,7 +211,7 @@ class PersonalEstimates(OwnEstimates):
         losses; the next answer makes them exact.
         """
         self.set_prior(prior, counted, scale)
-        target = times(self._prior.precision, self._prior.mean) + self._linear
+        target = times(self._precision, self._mean) + self._linear
         self.theta = solve(self.posterior, target)
 
     def set_prior(self, prior: CommonPrior, counted: ShareChange, scale: Array) -> None:
@@ -253,22 +232,18 @@ class PersonalEstimates(OwnEstimates):
         turn = xp.matrix_transpose(self._basis)
         self._center = times(turn, shift) / self._values
         precisions = self._values / (1.0 + self._variance[:, None] * self._values)
-        precision = (self._basis * precisions[:, None, :]) @ turn
-        self._prior = self._prior._replace(
-            precision=precision, mean=times(self._basis, self._center)
-        )
-        self.posterior, self._whitener = precision + self._hessian, None
+        self._precision = (self._basis * precisions[:, None, :]) @ turn
+        self._mean, self._whitener = times(self._basis, self._center), None
+
+    @property
+    def posterior(self) -> Array:
+        """The precision of each agent's posterior, ``Q + H_i``, (agents, d, d)."""
+        return self._precision + self._hessian
 
     @property
     def prior_mean(self) -> Array:
         """The mean of each agent's prior, (agents, d)."""
-        return self._prior.mean
-
-    def whitener(self) -> Array:
-        """Return C with ``||x||_{(Q + H_i)^-1} = ||x C||_2``, (agents, d, d)."""
-        if self._whitener is None:
-            self._whitener = whiten(self.posterior)
-        return self._whitener
+        return self._mean
 
     def predict(self, differences: Array) -> Array:
         """Return the logits of the probabilities that first arms are preferred, (agents,).
@@ -307,16 +282,15 @@ class PersonalEstimates(OwnEstimates):
     def add_many(self, differences: Array, preferences: Array) -> None:
         """Add n duels of each agent, (agents, n, d) and (agents, n), with one minimisation."""
         self._store(differences, preferences)
-        self._fit()
+        self._update(self._fit)
 
     def _fit(self) -> None:
         """Set the minimisers, and the expansions there, for all duels."""
         duels, answers = self._stored()
-        self.theta = minimise(self.theta, duels, answers, self._prior)
+        self.theta = minimise(self.theta, duels, answers, self._precision, self._mean)
         slopes, curvatures = residuals(logits_of(self.theta, duels), answers)
         self._hessian = hessian_of(duels, curvatures)
         self._linear = times(self._hessian, self.theta) - times(duels, slopes)
-        self.posterior = self._prior.precision + self._hessian
         self._fitted, self._whitener = self._count, None
 
     def _learn(self, differences: Array, preferences: Array) -> None:
@@ -324,7 +298,6 @@ class PersonalEstimates(OwnEstimates):
         weighted = new.curvatures[:, None] * differences
         self._hessian += differences[:, :, None] * weighted[:, None, :]
         self._linear += new.logits[:, None] * weighted - new.slopes[:, None] * differences
-        self.posterior = self._prior.precision + self._hessian
 
     def shares(self) -> tuple[Array, Array]:
         """Return ``M_i = H_i (I + v H_i)^-1`` and ``m_i = (I + v H_i)^-1 b_i``.
@@ -334,7 +307,7 @@ class PersonalEstimates(OwnEstimates):
         duels.
         """
         if self._fitted < self._count:
-            self._fit()
+            self._update(self._fit)
         xp, variance = self._arrays.xp, self._variance[:, None]
         d = self.theta.shape[1]
         mixed = self._arrays.eye(d) + variance[..., None] * self._hessian
@@ -347,11 +320,8 @@ class PersonalEstimates(OwnEstimates):
 
     def state(self) -> dict[str, Array]:
         """Return a copy of the state, for :meth:`restore`, without the prior."""
-        arrays = super().state()
-        if self._fitted == self._count:  # it is computed from the Hessian
-            arrays["whitener"] = np.zeros((0, 0))
-        arrays |= {"hessian": to_numpy(copy(self._hessian)), "linear": to_numpy(copy(self._linear))}
-        return arrays
+        own = {"hessian": self._hessian, "linear": self._linear}
+        return super().state() | {name: to_numpy(copy(array)) for name, array in own.items()}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Restore what :meth:`state` returned, with the current prior."""
@@ -360,7 +330,6 @@ class PersonalEstimates(OwnEstimates):
         self._hessian, self._linear = (
             make(np.array(state[name])) for name in ("hessian", "linear")
         )
-        self.posterior = self._prior.precision + self._hessian
 
 
 def _moderated(logits: Array, variances: Array) -> Array:

@@ -7,20 +7,18 @@ import math
 import os
 import sys
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fldb_flower.bandit.newton import Prior, minimise
+from fldb_flower.bandit.newton import minimise
 from fldb_flower.bandit.preference import logistic, residuals
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.errors import ConvergenceError, one_line, shown
 from fldb_flower.linalg.arrays import FloatArray, IntArray, has_masked
-
-_Self = TypeVar("_Self", bound="DuelingBandit")
 
 _EPS = np.finfo(float).eps
 _LEAST = 1e-290  # of a scaled ridge; with a smaller one, probabilities underflow
@@ -140,12 +138,7 @@ class DuelingBandit:
         self.selection = selection
         self.random_state = random_state
 
-    def fit(
-        self: _Self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-    ) -> _Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Learn from logged duels, and forget earlier ones.
 
         Parameters
@@ -180,12 +173,12 @@ class DuelingBandit:
         return self._learn(duels, np.zeros(duels.differences.shape[1]))
 
     def partial_fit(
-        self: _Self,
+        self,
         X: ArrayLike,
         y: ArrayLike,
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
-    ) -> _Self:
+    ) -> Self:
         """Learn from additional duels. The estimate is that of :meth:`fit` with all duels.
 
         Parameters
@@ -216,7 +209,7 @@ class DuelingBandit:
             _Duels(*map(np.concatenate, zip(self._duels, duels, strict=True))), self.coef_[0]
         )
 
-    def record(self: _Self, first: ArrayLike, second: ArrayLike, preferred: float) -> _Self:
+    def record(self, first: ArrayLike, second: ArrayLike, preferred: float) -> Self:
         """Learn from the answer to one duel.
 
         Parameters
@@ -310,9 +303,8 @@ class DuelingBandit:
         array([1, 3, 0, 2])
         """
         theta = self._fitted()
-        features = _arms(arms, len(theta), "arms")
-        order: IntArray = np.argsort(-(features @ theta), kind="stable")
-        return order
+        rewards = _arms(arms, len(theta), "arms") @ theta
+        return np.argsort(-rewards, kind="stable")
 
     def decision_function(self, X: ArrayLike) -> FloatArray:
         """Return the logit of the probability that the first arm is preferred, (n,).
@@ -352,12 +344,7 @@ class DuelingBandit:
         logits = self.decision_function(X)
         return self.classes_[(logits > 0).astype(np.int64)]
 
-    def score(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-    ) -> float:
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the share of duels whose preferred arm is predicted; ties are left out.
 
         The parameters are those of :meth:`fit`. The score is NaN if all duels are ties.
@@ -386,7 +373,7 @@ class DuelingBandit:
         """
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
-    def set_params(self: _Self, **params: Any) -> _Self:
+    def set_params(self, **params: Any) -> Self:
         """Set parameters of the constructor by name.
 
         Raises
@@ -443,7 +430,7 @@ class DuelingBandit:
         known: int | None = getattr(self, "n_features_in_", self.dimension)
         return known
 
-    def _learn(self: _Self, duels: _Duels, start: FloatArray) -> _Self:
+    def _learn(self, duels: _Duels, start: FloatArray) -> Self:
         """Set the estimate to the minimiser for these duels."""
         self._check_selection()
         ridge = _number("ridge", self.ridge, positive=True)
@@ -549,27 +536,18 @@ def _numbers(values: Any, name: str) -> FloatArray:
         raise ValueError(f"{name} has masked entries: leave these out, or fill them with numbers")
     try:
         array = np.asarray(values)
-        entries = array.ravel().tolist() if array.dtype.kind in "OSU" else []
-        if texts := [each for each in entries if isinstance(each, str | bytes)]:
-            raise TypeError(f"{shown(texts[0])} is a text")
+        if array.dtype.kind in "OSU" and any(isinstance(each, str | bytes) for each in array.flat):
+            raise TypeError("it contains texts")
         if array.dtype.kind in "mM":
             raise TypeError(f"its type is {array.dtype}; convert dates and durations to numbers")
         if np.iscomplexobj(array):
             raise TypeError("Complex data not supported")
         array = array.astype(np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} must contain numbers: {one_line(error)}") from None
-    except OverflowError:  # an integer or a fraction
-        large = [each for each in entries if abs(each) > _LARGEST]
-    else:
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name} contains NaN or infinity: must contain finite numbers")
-        large = array[np.abs(array) > _LARGEST].tolist()
-    if large:
-        raise ValueError(
-            f"{name} contains numbers above {_LARGEST:g} in absolute value, such as"
-            f" {shown(large[0])}"
-        )
+    if (wrong := array[~(np.abs(array) <= _LARGEST)]).size:
+        valid = f"numbers of at most {_LARGEST:g} in absolute value, not NaN or infinity"
+        raise ValueError(f"{name} contains {wrong[0]:g}: must contain {valid}")
     return array
 
 
@@ -620,15 +598,16 @@ def _minimiser(duels: _Duels, ridge: float, start: FloatArray) -> tuple[FloatArr
         start = np.ldexp(start, unit)
     start = np.where(np.isfinite(start), start, 0.0)
     try:
-        prior = Prior(scaled)
-        point = minimise(start[None], rows.T[None], answers[None], prior, weights[None])[0]
+        prior = scaled * np.eye(len(start)), np.zeros(len(start))
+        batch = start[None], rows.T[None], answers[None]
+        point = minimise(*batch, *prior, weights=weights[None])[0]
         for is_last in (False, True):
             slopes, curvatures = residuals(rows @ point, answers)
             factor = _inverse_root(rows, weights * curvatures, scaled)
             if not is_last:
                 gradient = (weights * slopes) @ rows + scaled * point
                 point -= factor @ (gradient @ factor)
-    except (ConvergenceError, np.linalg.LinAlgError):
+    except np.linalg.LinAlgError:
         raise _inaccurate(duels, ridge) from None
     sizes = np.abs(rows), np.abs(point), np.abs(factor)
     terms = np.abs(slopes) + curvatures * (sizes[0] @ sizes[1])

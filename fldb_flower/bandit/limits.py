@@ -34,17 +34,9 @@ from collections.abc import Iterable, Mapping
 
 from fldb_flower.linalg.arrays import Array, namespace
 
-CURVATURE = 1.0 / 8.0
-"""Mean of mu' that typical sizes assume; see ``FIRST_STEP`` of :mod:`fldb_flower.algorithms.base`.
-"""
-
-EXCESS = 0.5
-"""Typical length of the excess log losses of one answer under all values of v, times sqrt(n) for
-the n-th answer, by measurement."""
-
-UNUSED = 0.01
-"""Weight of a part that the algorithm does not use."""
-
+_CURVATURE = 1.0 / 8.0  # mean of mu' that typical sizes assume
+_EXCESS = 0.5  # length of the excess log losses of the n-th answer, times sqrt(n), as measured
+_UNUSED = 0.01  # weight of a part that the algorithm does not use
 _VECTORS = {"gradient", "shift"}
 
 
@@ -52,9 +44,9 @@ def typical_sizes(answers: int, longest: float, dimension: int) -> dict[str, flo
     """Return the typical norms of a person's statistics, by part."""
     matrix = longest**2 * math.sqrt(answers + answers * (answers - 1) / dimension)
     return {
-        "gradient": longest * math.sqrt(CURVATURE * answers),
+        "gradient": longest * math.sqrt(_CURVATURE * answers),
         "information": matrix,
-        "hessian": CURVATURE * matrix,
+        "hessian": _CURVATURE * matrix,
     }
 
 
@@ -67,11 +59,11 @@ def typical_share_sizes(
     new.
     """
     hessian = typical_sizes(answers, longest, dimension)["hessian"]
-    each = answers * CURVATURE * longest**2 / dimension
+    each = answers * _CURVATURE * longest**2 / dimension
     return {
         "precision": hessian / (1.0 + variance * hessian / math.sqrt(dimension)),
         "shift": math.sqrt(dimension * each / (1.0 + variance * each)),
-        "losses": EXCESS * fresh / math.sqrt(answers),
+        "losses": _EXCESS * fresh / math.sqrt(answers),
     }
 
 
@@ -80,9 +72,9 @@ def weights_of(parts: Iterable[str], unused: Iterable[str] = ()) -> dict[str, fl
     unused = set(unused)
     shares = {part: 2.0 if part in _VECTORS else 1.0 for part in parts}
     used = sum(share for part, share in shares.items() if part not in unused)
-    left = 1.0 - UNUSED * len(unused)
+    left = 1.0 - _UNUSED * len(unused)
     return {
-        part: UNUSED if part in unused else left * share / used for part, share in shares.items()
+        part: _UNUSED if part in unused else left * share / used for part, share in shares.items()
     }
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from fldb_flower.bandit.preference import residuals
-from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array, copy, namespace
 from fldb_flower.linalg.linear import pseudo_solve, solve
 
@@ -42,39 +43,6 @@ def shortened(length: Array, slope: Array, end_slope: Array) -> Array:
     return length * namespace(crossing).clip(crossing, _SMALLEST_CUT, None)
 
 
-class Prior(NamedTuple):
-    """The term ``(point - mean)^T Q (point - mean) / 2`` of each agent's objective.
-
-    Q is one matrix for each agent, (agents, d, d), or a number: that multiple of I for all agents,
-    with points of any dimension and the mean 0.
-    """
-
-    precision: Array
-    mean: Array = 0.0
-    name: str = ""  # of Q in error messages
-    remedy: str = ""  # what to use if there is no minimum
-
-    def only(self, agents: Array) -> Prior:
-        """Return the prior of some agents."""
-        if isinstance(self.precision, float):
-            return self
-        return self._replace(precision=self.precision[agents], mean=self.mean[agents])
-
-    def gradient(self, point: Array) -> Array:
-        """Return ``Q (point - mean)``, for points (agents, d)."""
-        if isinstance(self.precision, float):
-            return self.precision * point
-        return times(self.precision, point - self.mean)
-
-    def add_to(self, hessians: Array) -> None:
-        """Add Q to Hessians of the loss, (agents, d, d), in place."""
-        added = self.precision
-        if isinstance(added, float):
-            d, like = hessians.shape[-1], {"dtype": hessians.dtype, "device": hessians.device}
-            added = added * namespace(hessians).eye(d, **like)
-        hessians += added
-
-
 def times(matrices: Array, vectors: Array) -> Array:
     """Return the products of each agent's matrix and vector."""
     return (matrices @ vectors[..., None])[..., 0]
@@ -94,42 +62,44 @@ class _Batch(NamedTuple):
     """Agents whose minimiser is not yet found."""
 
     point: Array  # current points, (agents, m)
-    warm: Array  # whether an agent may restart at the prior's minimum, (agents,) of bool
+    warm: Array  # whether an agent may restart at the prior's mean, (agents,) of bool
     duels: Array  # matrices that map points to logits, (agents, m, duels)
     answers: Array  # preferences, (agents, duels)
-    prior: Prior
-    weights: Array | None = None  # of the duels, (agents, duels)
-
-    def only(self, agents: Array) -> _Batch:
-        point, warm, duels, answers = (array[agents] for array in self[:4])
-        weights = None if self.weights is None else self.weights[agents]
-        return _Batch(point, warm, duels, answers, self.prior.only(agents), weights)
+    weights: Array  # of the duels, (agents, duels)
+    precision: Array  # Q of the prior, (agents, m, m)
+    mean: Array  # of the prior, (agents, m)
 
     def derivatives(self, point: Array) -> tuple[Array, Array]:
         """Gradients (agents, m), and second derivatives in the logits (agents, duels)."""
         errors, curvatures = residuals(logits_of(point, self.duels), self.answers)
-        if self.weights is not None:
-            errors, curvatures = self.weights * errors, self.weights * curvatures
-        return times(self.duels, errors) + self.prior.gradient(point), curvatures
+        errors, curvatures = self.weights * errors, self.weights * curvatures
+        prior = times(self.precision, point - self.mean)
+        return times(self.duels, errors) + prior, curvatures
 
 
 def minimise(
     start: Array,
     duels: Array,
     answers: Array,
-    prior: Prior,
+    precision: Array,
+    mean: Array,
+    *,
     weights: Array | None = None,
 ) -> Array:
-    """Return the minimisers of loss and prior, (agents, m), from a warm start.
+    """Return the minimisers of ``loss + (point - mean)^T Q (point - mean) / 2``, (agents, m).
 
-    Damped Newton steps, doubled if they still descend steeply at their ends: a trial costs less
-    than a Hessian. Agents leave the batch when they are done. An agent's duels are the columns of a
-    matrix, (agents, m, duels), with answers (agents, duels) and optional weights of their losses.
-    Raises ConvergenceError if a minimiser was not found within 200 steps, or is not finite.
+    Damped Newton steps from a warm start, doubled if they still descend steeply at their ends: a
+    trial costs less than a Hessian. Agents leave the batch when they are done. An agent's duels are
+    the columns of a matrix, (agents, m, duels), with answers (agents, duels) and optional weights
+    of their losses. Q and the mean are one for each agent, or one for all. Raises LinAlgError if a
+    minimiser was not found within 200 steps, or is not finite.
     """
-    xp, found = namespace(start), copy(start)
-    active = xp.arange(len(start), device=start.device)
-    batch = _Batch(start, xp.any(start != 0, axis=1), duels, answers, prior, weights)
+    xp, found, (agents, m) = namespace(start), copy(start), start.shape
+    active = xp.arange(agents, device=start.device)
+    weights = xp.ones_like(answers) if weights is None else weights
+    precision, mean = xp.broadcast_to(precision, (agents, m, m)), xp.broadcast_to(mean, (agents, m))
+    warm = xp.any(start != 0, axis=1)
+    batch = _Batch(start, warm, duels, answers, weights, precision, mean)
     gradient, curvatures = batch.derivatives(start)
     for number in range(MAX_STEPS):
         step, slope = _newton_step(batch, gradient, curvatures)
@@ -140,26 +110,16 @@ def minimise(
         if not going.any():
             return found
         if not going.all():
-            active, batch = active[going], batch.only(going)
+            active, batch = active[going], _Batch(*(each[going] for each in batch))
             step, slope = step[going], slope[going]
         batch, gradient, curvatures = _descend(batch, step, slope, number)
-    raise not_found(f"not reached in {MAX_STEPS} Newton steps", duels, prior)
-
-
-def not_found(reason: str, duels: Array, prior: Prior) -> ConvergenceError:
-    """Return the error for a minimiser that was not found."""
-    xp = namespace(duels)
-    longest = float(xp.max(xp.abs(duels)))
-    return ConvergenceError(
-        f"no minimiser of an agent's own loss: {reason} ({prior.name}, differences of"
-        f" features up to {longest:.1e}); use {prior.remedy}, or scale the features to about 1"
-    )
+    raise np.linalg.LinAlgError(f"not reached in {MAX_STEPS} Newton steps")
 
 
 def _newton_step(batch: _Batch, gradient: Array, curvatures: Array) -> tuple[Array, Array]:
     """Return the Newton steps, (agents, m), and the slopes along them, below 0, (agents,)."""
     xp, hessian = namespace(gradient), hessian_of(batch.duels, curvatures)
-    batch.prior.add_to(hessian)
+    hessian += batch.precision
     step = -solve(hessian, gradient)
     slope = xp.vecdot(gradient, step)
     wrong = ~(slope <= 0.0)  # the Hessian is singular to working precision
@@ -167,7 +127,7 @@ def _newton_step(batch: _Batch, gradient: Array, curvatures: Array) -> tuple[Arr
         step[wrong] = -pseudo_solve(hessian[wrong], gradient[wrong])
         slope = xp.vecdot(gradient, step)
         if not xp.all(xp.isfinite(slope)):
-            raise not_found("a Newton step is not finite", batch.duels, batch.prior)
+            raise np.linalg.LinAlgError("a Newton step is not finite")
     return step, slope
 
 
@@ -181,7 +141,7 @@ def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Ba
     """Return the batch after step ``number`` of suitable length, and its derivatives.
 
     A step is cut if it ends uphill, and doubled if it still descends steeply at its end. An
-    agent whose warm start lies where the Hessian vanishes restarts at the prior's minimum, once.
+    agent whose warm start lies where the Hessian vanishes restarts at the prior's mean, once.
     """
     xp, largest = namespace(step), _LARGEST_SLOPE if number < _CAREFUL[0] else _CAREFUL[1]
     length, flat = xp.ones_like(slope), _FLAT ** (1 + number // _STEEP)
@@ -200,7 +160,7 @@ def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Ba
         length[long] = shortened(length[long], slope[long], end_slope[long])
         lost = warm & (length < RESTART)
         if lost.any():
-            step[lost], length[lost] = (batch.prior.mean - batch.point)[lost], 1.0
+            step[lost], length[lost] = (batch.mean - batch.point)[lost], 1.0
             slope[lost] = -math.inf  # accept any slope there
             warm &= ~lost
-    raise not_found(f"the line search failed after {_MAX_TRIALS} trials", batch.duels, batch.prior)
+    raise np.linalg.LinAlgError(f"the line search failed after {_MAX_TRIALS} trials")

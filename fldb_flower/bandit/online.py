@@ -26,14 +26,6 @@ def next_fit(duels: int, ratio: float, dimension: int) -> int:
 
     With a ratio above 1, the first ``8 d`` duels are still fitted one by one: their expansions are
     the least accurate, and fits to few duels are cheap.
-
-    Examples
-    --------
-    >>> from fldb_flower.bandit.online import next_fit
-    >>> [next_fit(duels, 1.2, dimension=1) for duels in (0, 1, 7, 8, 10)]
-    [1, 2, 8, 10, 12]
-    >>> next_fit(100, 1.0, dimension=1)
-    101
     """
     is_early = duels < _FITTED_PER_FEATURE * dimension
     return duels + 1 if is_early else max(duels + 1, math.ceil(ratio * duels))

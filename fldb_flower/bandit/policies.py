@@ -21,9 +21,10 @@ from fldb_flower.bandit.estimate import (
     Estimate,
     ShareChange,
     mean_squared_length,
+    private_prior,
     scale_of,
 )
-from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates
+from fldb_flower.bandit.estimates import OwnEstimates, PersonalEstimates
 from fldb_flower.bandit.limits import factors
 from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.selection.selector import Selector
@@ -124,7 +125,7 @@ class LocalEstimatesPolicy(Policy):
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         agents, d = len(streams.agents), settings.dimension
         self._selector = Selector(settings, streams, arrays)
-        self._estimates = LocalEstimates(agents, d, settings.ridge, arrays, settings.refit_ratio)
+        self._estimates = OwnEstimates(agents, d, settings.ridge, arrays, settings.refit_ratio)
         self._arrays = arrays
         identity = arrays.eye(d) * math.sqrt(settings.kappa_mu / settings.ridge)
         self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2
@@ -165,7 +166,7 @@ class PersonalPolicy(Policy):
         agents, d = len(streams.agents), settings.dimension
         self._selector = Selector(settings, streams, arrays)
         # With privacy, the scale is fixed, and lower and upper limits bound the shares.
-        self._clip, self._least = settings.clip, settings.privacy.min_variance
+        self._clip, self._settings = settings.clip, settings
         longest = LONGEST if self._clip is None else PRIVATE_LONGEST
         self._estimates = PersonalEstimates(
             agents, d, settings.personal_ridge, arrays, longest, refit_ratio=settings.refit_ratio
@@ -189,11 +190,7 @@ class PersonalPolicy(Policy):
 
     def receive(self, estimate: Estimate | CommonPrior) -> None:
         assert isinstance(estimate, CommonPrior)
-        if self._clip is not None:
-            fixed = float(scale_of(self._clip**2))
-            variance = max(estimate.variance, self._least)
-            estimate = estimate._replace(variance=variance, scale=fixed)
-        self._prior, self._scale = estimate, None
+        self._prior, self._scale = private_prior(estimate, self._settings), None
 
     def select(self, iterations: range, features: Array) -> Pair:
         self._offers += 1

@@ -13,7 +13,6 @@ block draws from all of its streams.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ from fldb_flower.errors import SettingsError
 from fldb_flower.linalg.arrays import Array, Arrays, arrays_on, import_torch, namespace, to_numpy
 from fldb_flower.settings import Settings
 
-_POSITION_BYTES = 32  # of SFC64
+_STATE = {"bit_generator": "SFC64", "has_uint32": 0, "uinteger": 0}  # besides the position
 
 
 def keyed_generator(seed: int, *key: int | str) -> np.random.Generator:
@@ -65,44 +64,10 @@ def shared_generator(seed: int, name: str) -> np.random.Generator:
     return keyed_generator(seed, 0, name)
 
 
-class StreamReader:
-    """A generator that continues any SFC64 stream from its position.
-
-    It writes the position to the generator's memory: setting NumPy's property ``state`` takes ten
-    times as long. That is used if NumPy stores the state differently.
-    """
-
-    def __init__(self) -> None:
-        self.generator = np.random.Generator(np.random.SFC64(0))
-        address = self.generator.bit_generator.ctypes.state_address
-        memory = memoryview((ctypes.c_char * _POSITION_BYTES).from_address(address)).cast("B")
-        self._memory = memory if memory == position_of(self.generator) else None
-
-    def __reduce__(self) -> tuple[type[StreamReader], tuple[()], bytes]:
-        return StreamReader, (), self.position
-
-    def __setstate__(self, position: bytes) -> None:
-        self.position = position
-
-    @property
-    def position(self) -> bytes:
-        """Position in the stream; assign one to continue there."""
-        return position_of(self.generator) if self._memory is None else self._memory.tobytes()
-
-    @position.setter
-    def position(self, position: bytes) -> None:
-        if self._memory is not None:
-            self._memory[:] = position
-            return
-        state: Any = self.generator.bit_generator.state
-        state["state"]["state"] = np.frombuffer(position, np.uint64)
-        self.generator.bit_generator.state = state
-
-
-def position_of(generator: np.random.Generator) -> bytes:
+def _position(generator: np.random.Generator) -> NDArray[np.uint64]:
     """Return the position of an SFC64 generator: four words."""
     state: Any = generator.bit_generator.state
-    words: bytes = state["state"]["state"].tobytes()
+    words: NDArray[np.uint64] = state["state"]["state"]
     return words
 
 
@@ -161,25 +126,28 @@ class AgentStreams:
         check_agents(agents)
         self.agents = agents
         self._seed = _checked_seed(seed)
-        self._streams: dict[str, list[Any]] = {}
-        self._reader = StreamReader()
+        self._streams: dict[str, Any] = {}  # of each name's cohorts
+        self._generator = np.random.Generator(np.random.SFC64(0))
+        self._normal: Any = np.random.Generator.standard_normal
+        self._uniform: Any = np.random.Generator.random
 
     def _cohort(self, shape: tuple[int, ...]) -> int:
         """Return the number of agents that share a stream of draws of this shape."""
         fitting = min(self.COHORT, self.NUMBERS // math.prod(shape))
         return 1 << max(0, fitting.bit_length() - 1)
 
-    def _make(self, cohort: int, name: str) -> Any:
-        """Return a new stream: its position, or its generator in a subclass."""
-        return position_of(keyed_generator(self._seed, 1, cohort, name))
+    def _make(self, cohorts: range, name: str) -> Any:
+        """Return new streams: their positions, or their generators in a subclass."""
+        keys = ((self._seed, 1, cohort, name) for cohort in cohorts)
+        return np.array([_position(keyed_generator(*key)) for key in keys])
 
     def standard_normal(self, name: str, iterations: int, *shape: int) -> Array:
         """Draw N(0, 1); the shape is ``(agents, iterations, *shape)``."""
-        return self._draw(np.random.Generator.standard_normal, name, iterations, shape)
+        return self._draw(self._normal, name, iterations, shape)
 
     def random(self, name: str, iterations: int, *shape: int) -> Array:
         """Draw uniformly from [0, 1); the shape is ``(agents, iterations, *shape)``."""
-        return self._draw(np.random.Generator.random, name, iterations, shape)
+        return self._draw(self._uniform, name, iterations, shape)
 
     def _draw(
         self, draw: Callable[..., Any], name: str, iterations: int, shape: tuple[int, ...]
@@ -190,7 +158,7 @@ class AgentStreams:
         skipped = self.agents.start - cohorts.start * size  # of the first cohort
         numbers = self._empty(len(cohorts), iterations, size, *shape)
         if name not in self._streams:
-            self._streams[name] = [self._make(cohort, name) for cohort in cohorts]
+            self._streams[name] = self._make(cohorts, name)
         streams = self._streams[name]
         for place, part in enumerate(numbers):
             streams[place] = self._fill(draw, streams[place], part)
@@ -203,9 +171,9 @@ class AgentStreams:
 
     def _fill(self, draw: Callable[..., Any], stream: Any, out: Array) -> Any:
         """Draw from a stream and return the stream after it."""
-        self._reader.position = stream
-        draw(self._reader.generator, out=out)
-        return self._reader.position
+        self._generator.bit_generator.state = _STATE | {"state": {"state": stream}}
+        draw(self._generator, out=out)
+        return _position(self._generator)
 
     def logistic(self, name: str, iterations: int) -> Array:
         """Draw from the standard logistic distribution; shape (agents, iterations).
@@ -233,21 +201,11 @@ class AgentStreams:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the position of each stream: name -> (cohorts, words)."""
-        return {
-            name: np.stack([self._position(stream) for stream in streams])
-            for name, streams in self._streams.items()
-        }
+        return {name: np.array(streams) for name, streams in self._streams.items()}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore the positions that :meth:`state` returned."""
-        self._streams = {name: [self._at(row) for row in rows] for name, rows in state.items()}
-
-    @staticmethod
-    def _position(stream: Any) -> NDArray[Any]:
-        return np.frombuffer(stream, np.uint64)
-
-    def _at(self, position: NDArray[Any]) -> Any:
-        return position.tobytes()
+        self._streams = {name: np.array(rows) for name, rows in state.items()}
 
 
 class TorchStreams(AgentStreams):
@@ -263,19 +221,15 @@ class TorchStreams(AgentStreams):
         super().__init__(seed, agents)
         self._arrays = arrays
         self._torch = import_torch("rng=torch", "rng=numpy")
+        self._normal, self._uniform = self._torch.randn, self._torch.rand
 
-    def _make(self, cohort: int, name: str) -> Any:
-        words = keyed_seed(self._seed, 1, cohort, name).generate_state(1, np.uint64)
-        generator = self._torch.Generator(self._arrays.options["device"])
-        return generator.manual_seed(int(words[0] >> np.uint64(1)))
+    def _make(self, cohorts: range, name: str) -> Any:
+        seeds = (keyed_seed(self._seed, 1, cohort, name) for cohort in cohorts)
+        words = (int(seed.generate_state(1, np.uint64)[0]) for seed in seeds)
+        return [self._generator_on_device().manual_seed(word >> 1) for word in words]
 
-    def standard_normal(self, name: str, iterations: int, *shape: int) -> Array:
-        """Draw as :class:`AgentStreams`, with other numbers."""
-        return self._draw(self._torch.randn, name, iterations, shape)
-
-    def random(self, name: str, iterations: int, *shape: int) -> Array:
-        """Draw as :class:`AgentStreams`, with other numbers."""
-        return self._draw(self._torch.rand, name, iterations, shape)
+    def _generator_on_device(self) -> Any:
+        return self._torch.Generator(self._arrays.options["device"])
 
     def _empty(self, *shape: int) -> Array:
         return self._arrays.empty(*shape)
@@ -285,14 +239,20 @@ class TorchStreams(AgentStreams):
             draw(row.shape, generator=stream, out=row)
         return stream
 
-    @staticmethod
-    def _position(stream: Any) -> NDArray[Any]:
-        return to_numpy(stream.get_state())
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the state of each generator."""
+        return {
+            name: np.stack([to_numpy(stream.get_state()) for stream in streams])
+            for name, streams in self._streams.items()
+        }
 
-    def _at(self, position: NDArray[Any]) -> Any:
-        generator = self._torch.Generator(self._arrays.options["device"])
-        generator.set_state(self._torch.from_numpy(np.array(position)))
-        return generator
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Restore what :meth:`state` returned."""
+        torch = self._torch
+        self._streams = {
+            name: [self._generator_on_device().set_state(torch.tensor(row)) for row in rows]
+            for name, rows in state.items()
+        }
 
 
 def make_streams(settings: Settings, agents: range) -> AgentStreams:

@@ -8,14 +8,11 @@ if __name__ == "__main__":  # before slow imports
     startup.begin()
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fldb_flower.deployment import keys
-from fldb_flower.errors import FldbError, one_line
-from fldb_flower.system.commands import Parser
-from fldb_flower.system.startup import interruptible
+from fldb_flower.system.commands import Parser, ending_in_one_line
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -70,11 +67,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user error ends it with status 1 and one line on stderr."""
     arguments = _arguments(argv)
-    with interruptible():
-        try:
-            lines: list[Path | str] = arguments.run(arguments)
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    with ending_in_one_line():
+        lines: list[Path | str] = arguments.run(arguments)
         for line in lines:
             print(line)
 

@@ -14,7 +14,7 @@ import ipaddress
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
-from fldb_flower.system import files
+from fldb_flower.errors import DataError, OutputError, SettingsError
+from fldb_flower.system.files import create_file, make_folder, read_file, replace_file, reported
 
-CA, CA_KEY, SERVER, SERVER_KEY, DEVICES = (
-    "ca.crt", "ca.key", "server.pem", "server.key", "devices",
-)  # fmt: skip
+CA, CA_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
+DEVICES = "devices"
 CA_DAYS, SERVER_DAYS = 3650, 397
 _CURVE = ec.SECP384R1()
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -47,7 +46,6 @@ _USAGES = (
     "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
     "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
 )  # fmt: skip
-_OTHERS, _WRITE_OF_OTHERS = 0o077, 0o022
 _MOST_BYTES = 2**20
 
 
@@ -62,10 +60,9 @@ def create(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
         if os.path.lexists(folder / name):
             raise OutputError(f"{folder / name} already exists: use another folder")
     ca_key, server_key = (ec.generate_private_key(_CURVE) for _ in range(2))
-    ca_name = _name("fldb-flower CA")
     # The CA may not issue intermediate CAs, and may only sign certificates and revocation lists.
     ca = _signed(
-        ca_name, ca_key.public_key(), ca_name, ca_key, CA_DAYS,
+        "fldb-flower CA", ca_key.public_key(), None, ca_key, CA_DAYS,
         (x509.BasicConstraints(ca=True, path_length=0), True),
         (_usage("key_cert_sign", "crl_sign"), True),
     )  # fmt: skip
@@ -122,15 +119,13 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
     names = [_subject_name(host) for host in dict.fromkeys(hosts)] or list(old)
     renewed = _server(server_key.public_key(), names, ca, ca_key)
     with reported(OutputError, f"write {folder / SERVER}"):
-        files.replace_file(folder / SERVER, renewed)
+        replace_file(folder / SERVER, renewed)
     return [folder / SERVER]
 
 
 def _subject_name(host: str) -> x509.GeneralName:
-    try:
+    with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
-    except ValueError:
-        pass
     if not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", host) or re.fullmatch(r"[\d.]+", host):
         raise SettingsError(f"host {host!r}: must be a name like server.example, or an IP address")
     return x509.DNSName(host)
@@ -143,30 +138,30 @@ def _server(
     ca_key: ec.EllipticCurvePrivateKey,
 ) -> bytes:
     """Return a new certificate of the server, in PEM."""
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     certificate = _signed(
-        _name("fldb-flower server"), key, ca.subject, ca_key, SERVER_DAYS,
+        "fldb-flower server", key, ca.subject, ca_key, SERVER_DAYS,
         (x509.SubjectAlternativeName(names), False),
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage("digital_signature"), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (issuer, False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False),
     )  # fmt: skip
     return certificate.public_bytes(Encoding.PEM)
 
 
 def _signed(
-    subject: x509.Name,
+    name: str,
     key: ec.EllipticCurvePublicKey,
-    issuer: x509.Name,
+    issuer: x509.Name | None,
     ca_key: ec.EllipticCurvePrivateKey,
     days: int,
     *extensions: tuple[x509.ExtensionType, bool],
 ) -> x509.Certificate:
-    """Return a certificate with these extensions, each critical or not."""
+    """Return a certificate with these extensions, each critical or not; no issuer: its own."""
     now = datetime.datetime.now(datetime.UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = x509.CertificateBuilder(
-        issuer, subject, key, x509.random_serial_number(),
+        issuer or subject, subject, key, x509.random_serial_number(),
         not_valid_before=now - _DAY,  # tolerates clocks that differ
         not_valid_after=now + days * _DAY,
     )  # fmt: skip
@@ -174,10 +169,6 @@ def _signed(
     for extension, critical in ((own, False), *extensions):
         builder = builder.add_extension(extension, critical)
     return builder.sign(ca_key, hashes.SHA384())
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _usage(*wanted: str) -> x509.KeyUsage:
@@ -193,18 +184,19 @@ def create_helper_key(path: Path) -> list[Path | str]:
     for made in (path, public_path):
         if os.path.lexists(made):
             raise OutputError(f"{made} already exists: use another name")
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    public = key.public_key()
     make_folder(path.parent)
     _write_new(path, _pem(key), 0o600)
-    _write_new(public_path, public, 0o644)
-    return [path, public_path, f"public key {public_hex(key.public_key())}"]
+    content = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    _write_new(public_path, content, 0o644)
+    return [path, public_path, f"public key {public.public_bytes_raw().hex()}"]
 
 
 def load_helper_key(path: Path) -> Ed25519PrivateKey:
     """Return the helper's private key, or raise DataError."""
     what = "an unencrypted private Ed25519 key: `fldb keys helper FILE` creates one"
     key: Ed25519PrivateKey = _load(path, _load_private, Ed25519PrivateKey, what)
-    if stat.S_IMODE(path.stat().st_mode) & _OTHERS:
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise DataError(f"other users can read the private key {path}: chmod 600 {path}")
     return key
 
@@ -214,11 +206,6 @@ def load_helper_public_key(path: Path) -> Ed25519PublicKey:
     what = "a public Ed25519 key, such as `fldb keys helper` creates"
     key: Ed25519PublicKey = _load(path, load_pem_public_key, Ed25519PublicKey, what)
     return key
-
-
-def public_hex(key: Ed25519PublicKey) -> str:
-    """Return a public key as 64 hexadecimal digits, to compare by eye."""
-    return key.public_bytes_raw().hex()
 
 
 # Files: new ones are written atomically, and errors are one line.
@@ -234,49 +221,15 @@ def _load_private(content: bytes) -> object:
 
 def _load(path: Path, load: Callable[[bytes], object], kind: type, what: str) -> Any:
     """Return the key or certificate of a kind in a file, or raise DataError."""
-    with contextlib.suppress(TypeError, ValueError, UnsupportedAlgorithm):
-        if isinstance(loaded := load(read_file(path)), kind):
+    with (
+        reported(DataError, f"read {path}"),
+        contextlib.suppress(TypeError, ValueError, UnsupportedAlgorithm),
+    ):
+        if isinstance(loaded := load(read_file(path, _MOST_BYTES)), kind):
             return loaded
     raise DataError(f"{path} is not {what}")
 
 
-@contextlib.contextmanager
-def reported(error: type[FldbError], action: str) -> Iterator[None]:
-    """Turn an OSError into one line: ``cannot read ca.key: No such file or directory``."""
-    try:
-        yield
-    except OSError as reason:
-        raise error(f"cannot {action}: {reason.strerror}") from None
-
-
-def read_file(path: Path) -> bytes:
-    """Return the content of a file, or raise DataError."""
-    with reported(DataError, f"read {path}"):
-        return files.read_file(path, _MOST_BYTES)
-
-
-def make_folder(folder: Path) -> None:
-    """Create a folder with mode 0700 if it does not exist, or raise OutputError."""
-    with reported(OutputError, f"create the folder {folder}"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
 def _write_new(path: Path, content: bytes, mode: int) -> None:
-    """Create a file with a mode; if it exists or cannot be written, raise OutputError."""
     with reported(OutputError, f"write {path}"):
-        files.create_file(path, content, mode)
-
-
-def check_writers(path: Path) -> None:
-    """Raise DataError if another user than the one of this process, and root, can write a file."""
-    if not hasattr(os, "geteuid"):
-        raise DataError(f"cannot check who can write {path}: this needs Linux or macOS")
-    with reported(DataError, f"read {path}"):
-        status = path.stat()
-    if status.st_uid not in {os.geteuid(), 0}:
-        raise DataError(
-            f"{path} belongs to user {status.st_uid}: must belong to user {os.geteuid()}, which"
-            " runs this process, or to root"
-        )
-    if status.st_mode & _WRITE_OF_OTHERS:
-        raise DataError(f"other users can write {path}: chmod go-w {path}")
+        create_file(path, content, mode)

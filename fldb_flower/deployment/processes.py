@@ -53,35 +53,16 @@ def project_folder(what: str) -> Path:
     return folder
 
 
-def flower_environment(home: Path) -> dict[str, str]:
-    """Return the environment of Flower's processes with this home.
-
-    It has no Matplotlib backend: Jupyter sets one that these processes may be unable to import.
-    """
-    own = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    telemetry = own.get("FLWR_TELEMETRY_ENABLED", "0")
-    return {**own, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": telemetry}
-
-
 def reason_in(output: str) -> str:
     """Return why a program failed, as one line of its output: an error, a box, or its end."""
     output = _STYLE.sub("", output)
     found = _OURS.findall(output) or _FIRST_ERROR.findall(output)
     if found:
         return str(found[0]).strip()
-    return boxed(output) or last_words(output) or "it printed nothing"
-
-
-def last_words(output: str) -> str:
-    """Return the last line with letters or digits, without borders; "" if there is none."""
-    lines = (_BORDER.sub(" ", line).strip() for line in reversed(output.splitlines()))
-    return next((line for line in lines if _WORD.search(line)), "")
-
-
-def boxed(output: str) -> str:
-    """Return the text in the last box of a program's output, as one line; "" if there is none."""
     boxes = _BOX.findall(output)
-    return " ".join(_BORDER.sub(" ", boxes[-1]).split()) if boxes else ""
+    boxed = " ".join(_BORDER.sub(" ", boxes[-1]).split()) if boxes else ""
+    lines = (_BORDER.sub(" ", line).strip() for line in reversed(output.splitlines()))
+    return boxed or next((line for line in lines if _WORD.search(line)), "it printed nothing")
 
 
 def free_port() -> int:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fldb_flower.bandit.streams import AgentStreams, make_streams, stream_arrays
-from fldb_flower.environments.base import Contexts
-from fldb_flower.environments.studies import ARMS, DUELS, Study, averaged, read_study
+from fldb_flower.environments import Contexts
+from fldb_flower.environments.studies import ARMS, DUELS, Study, read_study
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import Array, FloatArray, IntArray, to_numpy
 from fldb_flower.settings import AUTO, Settings
@@ -52,23 +52,20 @@ class Duels:
         panel = choose(study, settings)
         values = {"play": panel.play, "num_agents": len(panel.people)}
         values["dimension"] = study.features.shape[1]
-        if panel.horizon is not None:
-            values["horizon"] = panel.horizon
-        return values
+        return values if panel.horizon is None else {**values, "horizon": panel.horizon}
 
     @staticmethod
     def max_difference(settings: Settings) -> float:
-        """Return the largest distance of two arms that an agent may see."""
+        """Return the largest distance of two arms that an agent may see; 1 if all are equal."""
         study, people = _chosen(settings)
         if settings.environment.play == "predict":
             rows = np.isin(study.person, people)
             features = standardised(study, people)
             differences = features[study.first[rows]] - features[study.second[rows]]
-            longest = np.linalg.norm(differences, axis=1).max()
-        else:
-            features = study.features
-            longest = max(np.linalg.norm(features - row, axis=1).max() for row in features)
-        return float(longest) or 1.0  # if all arms are equal
+            return float(np.linalg.norm(differences, axis=1).max()) or 1.0
+        features = study.features
+        longest = max(np.linalg.norm(features - row, axis=1).max() for row in features)
+        return float(longest) or 1.0
 
 
 class Replay(Duels):
@@ -77,7 +74,8 @@ class Replay(Duels):
     In each iteration, each agent sees ``num_arms`` distinct arms of the study, drawn uniformly. The
     answer to the pair that its policy selects is the person's recorded preference, averaged over
     repeated answers in either order; 0.5 if there is none. A pair that the agent has selected
-    before has no new answer. The reward of an arm is the person's Borda score.
+    before has no new answer. The reward of an arm is the person's Borda score: its mean share of
+    wins against the other arms, where a pair without an answer counts as a tie.
     """
 
     shows_pairs = False
@@ -85,14 +83,17 @@ class Replay(Duels):
     def __init__(self, settings: Settings, agents: range) -> None:
         super().__init__(settings, agents)
         study, self._num_agents, self._num_arms = self._study, len(agents), settings.num_arms
-        self._count = len(study.arms)
-        place, low, high, share = averaged(study, self._people[agents.start : agents.stop])
+        self._count = count = len(study.arms)
+        place, low, high, share = study.averaged(self._people[agents.start : agents.stop])
         keys = self._keys(place, low, high)
         self._answers: dict[int, float] = dict(zip(keys.tolist(), share.tolist(), strict=True))
         self._asked: set[int] = set()
         self._shown = np.empty((0, settings.num_arms), dtype=np.int64)  # arms of the last contexts
         self._features = self._arrays.make(study.features)
-        scores = borda_scores(place, low, high, share, (len(agents), self._count))
+        size = len(agents) * count
+        gains = np.bincount(place * count + low, share - 0.5, size)
+        gains -= np.bincount(place * count + high, share - 0.5, size)
+        scores = 0.5 + gains.reshape(len(agents), count) / (count - 1)
         self._rewards = self._arrays.make(scores)
         self._agents = self._arrays.arange(len(agents))[:, None, None]
 
@@ -111,18 +112,14 @@ class Replay(Duels):
         rows = np.arange(len(self._shown))
         one, other = self._shown[rows, first], self._shown[rows, second]
         low, high = np.minimum(one, other), np.maximum(one, other)
-        keys = self._keys(rows % self._num_agents, low, high).tolist()
-        shares = np.array([self._once(key) for key in keys])
+        shares = np.full(len(rows), math.nan)
+        for row, key in enumerate(self._keys(rows % self._num_agents, low, high).tolist()):
+            if key not in self._asked:
+                self._asked.add(key)
+                shares[row] = self._answers.get(key, 0.5)
         oriented: FloatArray = np.where(one < other, shares, 1.0 - shares)
         oriented[one == other] = np.nan
         return oriented
-
-    def _once(self, key: int) -> float:
-        """Return the answer of a pair that was not asked before, else NaN."""
-        if key in self._asked:
-            return math.nan
-        self._asked.add(key)
-        return self._answers.get(key, 0.5)
 
     def state(self) -> dict[str, Array]:
         """Return the pairs asked so far."""
@@ -183,15 +180,13 @@ class Panel(NamedTuple):
 
 
 def choose(study: Study, settings: Settings) -> Panel:
-    """Return the people that the settings choose; see :class:`Duels`.
-
-    ``environment.play``, ``horizon``, ``num_agents`` and ``dimension`` may be ``auto``.
-    """
+    """Return the people that the settings choose, some of which may be auto; see :class:`Duels`."""
     environment, answers = settings.environment, study.answers
+    count, dimension = study.features.shape
     play, horizon = environment.play, None
     if play == AUTO:
-        place, *_ = averaged(study, np.arange(len(study.people)))
-        pairs = len(study.arms) * (len(study.arms) - 1) / 2
+        place, *_ = study.averaged(np.arange(len(study.people)))
+        pairs = count * (count - 1) / 2
         complete = np.bincount(place, minlength=len(study.people)) >= COMPLETE * pairs
         play = "replay" if complete.mean() >= 0.5 else "predict"
     people = np.flatnonzero(answers >= environment.min_answers)
@@ -201,23 +196,24 @@ def choose(study: Study, settings: Settings) -> Panel:
         people = people[answers[people] >= horizon]
         name, least = "horizon", horizon
     people = people[: environment.max_people or None]
-    duels, arms = one_line(study.folder / DUELS), one_line(study.folder / ARMS)
-    numbers, features = len(study.arms), study.features.shape[1]
-    problem = ""
-    if not people.size:
-        given = f"{name}={least}: must be at most"
-        problem = f"{given} {answers.max()}, the largest number of answers of a person in {duels}"
-    elif _given(settings.dimension, features) != features:
-        given = f"dimension={settings.dimension}: must be"
-        problem = f"{given} {features}, the number of features in {arms}"
-    elif play == "replay" and settings.num_arms > numbers:
-        given = f"num_arms={settings.num_arms}: must be at most"
-        problem = f"{given} {numbers}, the number of arms in {arms}"
-    elif _given(settings.num_agents, len(people)) > len(people):
-        given = f"num_agents={settings.num_agents}: must be at most"
-        problem = f"{given} {len(people)}, the number of people used in {duels}"
-    if problem:
-        raise DataError(problem)
+    answered = f"at most {answers.max()}, the largest number of answers of a person"
+    for is_met, given, valid, file in (
+        (people.size > 0, f"{name}={least}", answered, DUELS),
+        (
+            _given(settings.dimension, dimension) == dimension,
+            f"dimension={settings.dimension}", f"{dimension}, the number of features", ARMS,
+        ),
+        (
+            play == "predict" or settings.num_arms <= count,
+            f"num_arms={settings.num_arms}", f"at most {count}, the number of arms", ARMS,
+        ),
+        (
+            _given(settings.num_agents, 0) <= len(people), f"num_agents={settings.num_agents}",
+            f"at most {len(people)}, the number of people used", DUELS,
+        ),
+    ):  # fmt: skip
+        if not is_met:
+            raise DataError(f"{given}: must be {valid} in {one_line(study.folder / file)}")
     return Panel(people, play, horizon)
 
 
@@ -230,20 +226,6 @@ def _chosen(settings: Settings) -> tuple[Study, IntArray]:
     """Return the study, and the numbers of the people that are agents."""
     study = read_study(settings.environment.path)
     return study, choose(study, settings).people[: settings.num_agents]
-
-
-def borda_scores(
-    place: IntArray, low: IntArray, high: IntArray, share: FloatArray, shape: tuple[int, int]
-) -> FloatArray:
-    """Return each arm's mean share of wins against the other arms, (people, arms) of ``shape``.
-
-    The arguments are those of :func:`~fldb_flower.environments.studies.averaged`. A pair without
-    an answer counts as a tie.
-    """
-    size, arms = shape[0] * shape[1], shape[1]
-    gains = np.bincount(place * arms + low, share - 0.5, size)
-    gains -= np.bincount(place * arms + high, share - 0.5, size)
-    return 0.5 + gains.reshape(shape) / (arms - 1)
 
 
 def standardised(study: Study, people: IntArray) -> FloatArray:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fldb_flower.bandit.streams import AgentStreams, shared_generator, stream_arrays
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts
 from fldb_flower.environments.ratings import ID_LIMIT, one_line_errors, ratings_file, read_ratings
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import Array, FloatArray, IntArray, namespace
@@ -53,7 +53,7 @@ class MovieLens:
             self._users = arrays.make(order[np.array(agents) % len(feedback), None])
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
-        """Draw users and items; see :class:`~fldb_flower.environments.base.Environment`."""
+        """Draw users and items; see :class:`~fldb_flower.environments.Environment`."""
         users = self._users
         if users is None:
             uniform = streams.random("user", iterations)
@@ -71,11 +71,10 @@ class MovieLens:
 def like_matrix(
     users: IntArray, items: IntArray, liked: NDArray[np.bool_], size: int
 ) -> FloatArray:
-    """Return ``H`` of App. B.3: which of the most active users like which popular items.
+    """Return ``H`` of App. B.3, (size, size): which of the most active users like which items.
 
-    If a user rated an item more than once, only the last rating in the file is used. Users, or
-    items, with equally many ratings are in order of their ids. The matrix is (size, size), with the
-    most active user and the most rated item first; a missing rating is 0.
+    The most active user and the most rated item are first, equally many ratings in order of the
+    ids. Of several ratings by a user of an item, the last in the file counts. A missing one is 0.
     """
     pairs = users * ID_LIMIT + items
     _, from_end = np.unique(pairs[::-1], return_index=True)
@@ -96,18 +95,13 @@ def _rank(ids: IntArray, size: int) -> IntArray:
 
 
 def item_features(likes: FloatArray, dimension: int) -> FloatArray:
-    """Return the features of items from the likes of a few users.
+    """Return the features of items, (items, d), from the likes of a few users, (users, items).
 
     With ``likes = U S V^T``, an item's features are its row of the first ``dimension`` columns of
-    V, scaled to norm 1. A row that is 0 up to rounding errors (an item that none of these users
-    likes) is 0.
-
-    The paper specifies "SVD" only. With ``V S`` instead of V, the first direction dominates and LDB
-    does not learn.
-
-    The sign of a singular vector is arbitrary. The entry with the largest magnitude is made
-    positive, so that platforms agree. The likes, (users, items), are 0 or 1; the features (items,
-    d) have norm 1 or 0.
+    V, scaled to norm 1; 0 for an item that none of these users likes. The paper specifies "SVD"
+    only. With ``V S`` instead of V, the first direction dominates and LDB does not learn. The sign
+    of a singular vector is arbitrary: its entry with the largest magnitude is made positive, so
+    that platforms agree.
     """
     _, singular, right = np.linalg.svd(likes, full_matrices=False)
     # Columns of V with a singular value of 0 are arbitrary.
@@ -122,12 +116,8 @@ def item_features(likes: FloatArray, dimension: int) -> FloatArray:
 
 
 @lru_cache(maxsize=8)
-def _processed(
-    file: Path,
-    version: tuple[int, int],  # noqa: ARG001 - time and size, which detect a changed file
-    dimension: int,
-) -> tuple[FloatArray, FloatArray, str]:
-    """Return features, ``F``, and what the file contains, for an error message."""
+def _processed(file: Path, version: object, dimension: int) -> tuple[FloatArray, FloatArray, str]:  # noqa: ARG001
+    """Return features, ``F``, and what the file of this version contains, for error messages."""
     users, items, liked, (lowest, highest) = read_ratings(file)
     for ids, name in ((users, "users"), (items, "items")):
         count = len(np.unique(ids))

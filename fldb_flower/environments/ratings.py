@@ -10,7 +10,6 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
@@ -26,8 +25,8 @@ ID_LIMIT = 10**9  # ids have at most 9 digits (GroupLens's have 6)
 _NAMES = (*FILES, *(f"{name}.gz" for name in FILES))
 _HEADER = "userId,movieId,rating,timestamp"
 _RANGES = {  # of the columns, in order; limits are inclusive
-    **dict.fromkeys(("user", "item"), (0, ID_LIMIT - 1)), "rating": (0, 5),
-    "timestamp": (-1e18, 1e18)
+    "user": (0, ID_LIMIT - 1), "item": (0, ID_LIMIT - 1), "rating": (0, 5),
+    "timestamp": (-1e18, 1e18),
 }  # fmt: skip
 _VALID = (
     "expected: UTF-8 text with user, item, rating (0 to 5) and optionally timestamp on each line,"
@@ -45,6 +44,30 @@ class Ratings(NamedTuple):
     items: IntArray
     liked: NDArray[np.bool_]
     ends: tuple[float, float]
+
+
+class _Layout(NamedTuple):
+    """How the lines of a file are written."""
+
+    separator: str
+    columns: list[str]
+    has_header: bool
+
+    def fields(self, line: str) -> list[str]:
+        fields = (field.strip(" \r\n") for field in line.split(self.separator))
+        return [field[1:-1] if field[:1] == field[-1:] == '"' else field for field in fields]
+
+    def fault(self, line: str) -> str:
+        """Return what is wrong with a line; empty if it is valid."""
+        fields = self.fields(line)
+        if len(fields) != len(self.columns):
+            return f"{len(fields)} instead of {len(self.columns)} fields: {line.strip()[:40]!r}"
+        for name, field in zip(self.columns, fields, strict=True):
+            (low, high), number = _RANGES[name], finite_number(field)
+            is_id = name in {"user", "item"}
+            if number is None or not low <= number <= high or is_id > number.is_integer():
+                return f"{name} {field[:40]!r}"
+        return ""
 
 
 @contextmanager
@@ -75,23 +98,21 @@ def ratings_file(path: Path) -> Path:
 
 def _choose(names: Iterable[str], path: Path) -> str:
     """Return the best name in a folder or zip: by depth, then in order of _NAMES."""
-    ranked = sorted(
-        (len(parts), _NAMES.index(parts[-1]), name)
-        for name in names
-        if len(parts := PurePosixPath(name).parts) in {1, 2} and parts[-1] in _NAMES
-        if parts[0] != "__MACOSX" and not name.endswith("/")
-    )
-    if not ranked:
+    ranks: dict[tuple[int, int], list[str]] = {}
+    for name in names:
+        *folders, file = PurePosixPath(name).parts
+        if len(folders) < 2 and file in _NAMES and folders != ["__MACOSX"] and name[-1] != "/":
+            ranks.setdefault((len(folders), _NAMES.index(file)), []).append(name)
+    if not ranks:
         raise DataError(
             f"{one_line(path)}: contains no MovieLens ratings ({', '.join(FILES)}, plain or .gz, at"
             " the top level or one folder down)"
         )
-    best = [one_line(name) for *rank, name in ranked if rank == list(ranked[0][:2])]
+    best = sorted(ranks[min(ranks)])
     if len(best) > 1:
-        raise DataError(
-            f"{one_line(path)}: contains {' and '.join(best)}; give the folder of one of them"
-        )
-    return ranked[0][2]
+        several = " and ".join(map(one_line, best))
+        raise DataError(f"{one_line(path)}: contains {several}; give the folder of one of them")
+    return best[0]
 
 
 @contextmanager
@@ -114,20 +135,19 @@ def read_ratings(file: Path) -> Ratings:
     with _opened(file) as text:
         first = text.read(_LONGEST).strip(" \n").partition("\n")[0]
     separator = next((mark for mark in ("::", "\t") if mark in first), ",")
-    fields = _fields(first, separator)
+    fields = _Layout(separator, [], has_header=False).fields(first)
     columns = [*_RANGES][: 3 if len(fields) == 3 else 4]
-    has_header = fields == _HEADER.split(",")[: len(columns)]
+    layout = _Layout(separator, columns, fields == _HEADER.split(",")[: len(columns)])
     try:
         with _opened(file) as text:
-            return _parse(text, separator, columns, has_header)
+            return _parse(text, layout)
     except (ValueError, OverflowError, TypeError) as error:  # raised by pandas
         with _opened(file) as text:
-            fault = _fault(text, separator, columns, has_header)
-        fault = fault or f"cannot be parsed ({str(error)[:40]!r})"
+            fault = _first_fault(text, layout) or f"cannot be parsed ({str(error)[:40]!r})"
         raise DataError(f"{one_line(file)}: {fault}; {_VALID}") from None
 
 
-def _parse(text: io.TextIOWrapper, separator: str, columns: list[str], has_header: bool) -> Ratings:
+def _parse(text: io.TextIOWrapper, layout: _Layout) -> Ratings:
     """Read the columns with pandas; an invalid line raises ValueError, OverflowError or TypeError.
 
     pandas is fast only with separators of one character. ``::`` is read as ``:``, with an empty
@@ -135,13 +155,13 @@ def _parse(text: io.TextIOWrapper, separator: str, columns: list[str], has_heade
     """
     import pandas as pd  # noqa: PLC0415 - slow to import, and used only here
 
-    step = len(separator)
-    names = [name if n == 0 else f"{name} {n}" for name in columns for n in range(step)]
-    names = names[: len(names) - step + 1]
+    names, columns = list(layout.columns), layout.columns
+    if layout.separator == "::":
+        names = [name for column in columns for name in (column, f"after {column}")][:-1]
     parts, ends = [], []
     with pd.read_csv(
-        text, sep=separator[0], names=names, header=0 if has_header else None, dtype="float64",
-        chunksize=_CHUNK,
+        text, sep=layout.separator[0], names=names, header=0 if layout.has_header else None,
+        dtype="float64", chunksize=_CHUNK,
     ) as chunks:  # fmt: skip
         for chunk in chunks:
             ids, gaps = chunk[["user", "item"]].to_numpy(), chunk.drop(columns=columns)
@@ -156,34 +176,15 @@ def _parse(text: io.TextIOWrapper, separator: str, columns: list[str], has_heade
     return Ratings(users, items, liked, (min(ends), max(ends)))
 
 
-def _fault(
-    text: io.TextIOWrapper, separator: str, columns: list[str], has_header: bool
-) -> str | None:
-    """Describe the first invalid line, or return None."""
-    number, lines = 0, enumerate(iter(lambda: text.readline(_LONGEST), ""), start=1)
-    filled = ((number, line) for number, line in lines if line.strip(" \n"))
-    for number, line in islice(filled, int(has_header), None):
-        fields = _fields(line, separator)
-        wrong = f"{len(fields)} instead of {len(columns)} fields: {line.strip()[:40]!r}"
-        if len(fields) == len(columns):
-            pairs = zip(columns, fields, strict=True)
-            wrong = next(
-                (f"{name} {each[:40]!r}" for name, each in pairs if not _valid(name, each)), ""
-            )
-        if wrong:
+def _first_fault(text: io.TextIOWrapper, layout: _Layout) -> str:
+    """Describe the first invalid line; empty if there is none."""
+    skips, has_ratings = layout.has_header, False
+    for number, line in enumerate(iter(lambda: text.readline(_LONGEST), ""), start=1):
+        if not line.strip(" \n"):
+            continue
+        if not skips and (fault := layout.fault(line)):
             while text.read(1 << 20):
                 pass  # a damaged zip or .gz raises a more helpful error at its end
-            return f"line {number} has {wrong}"
-    return None if number else "contains no ratings"
-
-
-def _fields(line: str, separator: str) -> list[str]:
-    fields = (field.strip(" \r\n") for field in line.split(separator))
-    return [field[1:-1] if field[:1] == field[-1:] == '"' else field for field in fields]
-
-
-def _valid(name: str, field: str) -> bool:
-    (low, high), number = _RANGES[name], finite_number(field)
-    if number is None or not low <= number <= high:
-        return False
-    return name not in {"user", "item"} or number.is_integer()
+            return f"line {number} has {fault}"
+        skips, has_ratings = False, has_ratings or not skips
+    return "" if has_ratings else "contains no ratings"

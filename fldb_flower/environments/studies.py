@@ -22,6 +22,7 @@ _REQUIRED = {
     ARMS: "it must be a UTF-8 text with the header arm,FEATURE,... and one arm per line",
     DUELS: f"it must be a UTF-8 text with the header {','.join(COLUMNS)} and one duel per line",
 }
+_FOLDER = f"the folder of a study, with {ARMS} and {DUELS}"
 
 
 class Study(NamedTuple):
@@ -45,6 +46,27 @@ class Study(NamedTuple):
         """Number of answers of each person."""
         return np.bincount(self.person, minlength=len(self.people))
 
+    def averaged(
+        self, people: Sequence[int] | IntArray
+    ) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
+        """Return the pairs that people answered, each once, as arrays: place, low, high, share.
+
+        They are the position of the person in ``people``, the numbers of the two arms, low < high,
+        and the person's average preference for ``low``, in either order of the arms.
+        """
+        places = np.full(len(self.people), -1)
+        places[people] = np.arange(len(people))
+        used = places[self.person] >= 0
+        first, second, count = self.first[used], self.second[used], len(self.arms)
+        low, high = np.minimum(first, second), np.maximum(first, second)
+        preference = self.preference[used]
+        toward_low = np.where(first < second, preference, 1.0 - preference)
+        keys, row = np.unique(
+            (places[self.person[used]] * count + low) * count + high, return_inverse=True
+        )
+        share = np.bincount(row, toward_low) / np.bincount(row)
+        return keys // count**2, keys // count % count, keys % count, share
+
 
 def read_study(path: str) -> Study:
     """Return the study in a folder; it is read once per process, unless a file changes.
@@ -55,26 +77,21 @@ def read_study(path: str) -> Study:
     ignored. A preference between 0 and 1 is a degree: 0.75 is three wins of the first arm in four.
     """
     if not path:
-        raise DataError(
-            f"environment.path is empty: set it to the folder of a study, with {ARMS} and {DUELS}"
-        )
+        raise DataError(f"environment.path is empty: set it to {_FOLDER}")
     try:
         folder = Path(path).expanduser().absolute()
-        if not folder.is_dir():
-            wrong = "is not a folder" if folder.exists() else "no such folder"
-            raise DataError(
-                f"{one_line(folder)}: {wrong}; environment.path must be the folder of a study, with"
-                f" {ARMS} and {DUELS}"
-            )
-        states = [(folder / name).stat() for name in _REQUIRED if (folder / name).exists()]
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{one_line(path)}: cannot be read ({reason})") from None
-    return _study(folder, tuple((state.st_mtime_ns, state.st_size) for state in states))
+        states = [(folder / name).stat() for name in _REQUIRED]
+        return _study(folder, tuple((state.st_mtime_ns, state.st_size) for state in states))
+    except (OSError, RuntimeError, ValueError) as error:  # ~ of an unknown user, a zero byte
+        file = getattr(error, "filename", None) or path
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"{one_line(file)}: cannot be read ({reason}); environment.path must be {_FOLDER}"
+        ) from None
 
 
 @lru_cache(maxsize=8)
-def _study(folder: Path, version: tuple[tuple[int, int], ...]) -> Study:  # noqa: ARG001 - a key
+def _study(folder: Path, version: object) -> Study:  # noqa: ARG001 - a key of the cache
     features = _arms(folder / ARMS)
     numbers = {arm: number for number, arm in enumerate(features)}
     people: dict[str, int] = {}
@@ -131,28 +148,20 @@ def _duels(file: Path, arms: Container[str]) -> Iterator[tuple[str, str, str, fl
 
 def _rows(file: Path) -> list[tuple[int, list[str]]]:
     """Return line number and fields of the header and of each row that is not blank."""
+    content = read_file(file, 2**30)
     try:
-        content = read_file(file, 2**30)
-        text = content.decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+        lines = [(reader.line_num, [field.strip() for field in row]) for row in reader]
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _error(file, line, "it is not in UTF-8") from None
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DataError(
-            f"{one_line(file)}: cannot be read ({reason}); {_REQUIRED[file.name]}"
-        ) from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        lines = [(reader.line_num, [field.strip() for field in row]) for row in reader]
     except csv.Error as error:
         raise _error(file, reader.line_num, str(error)) from None
     rows = [(line, row) for line, row in lines if any(row)]
     if not rows:
         raise DataError(f"{one_line(file)}: is empty; {_REQUIRED[file.name]}")
-    columns = len(rows[0][1])
     for line, row in rows:
-        if len(row) != columns:
+        if len(row) != (columns := len(rows[0][1])):
             fault = f"{len(row)} instead of {columns} fields: {','.join(row)[:40]!r}"
             raise _error(file, line, fault)
     return rows
@@ -160,25 +169,3 @@ def _rows(file: Path) -> list[tuple[int, list[str]]]:
 
 def _error(file: Path, line: int, fault: str, required: str = "") -> DataError:
     return DataError(f"{one_line(file)}: line {line}: {fault}; {required or _REQUIRED[file.name]}")
-
-
-def averaged(
-    study: Study, people: Sequence[int] | IntArray
-) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
-    """Return the pairs that people answered, each once, as four arrays: place, low, high, share.
-
-    They are the position of the person in ``people``, the numbers of the two arms, with low < high,
-    and the person's average preference for ``low``, in either order of the arms.
-    """
-    places = np.full(len(study.people), -1)
-    places[people] = np.arange(len(people))
-    used = places[study.person] >= 0
-    first, second, count = study.first[used], study.second[used], len(study.arms)
-    low, high = np.minimum(first, second), np.maximum(first, second)
-    preference = study.preference[used]
-    toward_low = np.where(first < second, preference, 1.0 - preference)
-    keys, row = np.unique(
-        (places[study.person[used]] * count + low) * count + high, return_inverse=True
-    )
-    share = np.bincount(row, toward_low) / np.bincount(row)
-    return keys // count**2, keys // count % count, keys % count, share

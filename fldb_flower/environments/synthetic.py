@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fldb_flower.bandit.streams import AgentStreams, make_streams, shared_generator, stream_arrays
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts
 from fldb_flower.settings import Settings
 
 _EXCEEDED = 1e-9  # probability that a run has a longer difference than max_difference
@@ -28,7 +28,7 @@ class Synthetic:
             self._thetas = self._thetas + self._sigma * offsets
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
-        """Draw arms from N(0, I); see :class:`~fldb_flower.environments.base.Environment`."""
+        """Draw arms from N(0, I); see :class:`~fldb_flower.environments.Environment`."""
         features = streams.standard_normal("arms", iterations, *self._shape)
         rows = features.swapaxes(0, 1)  # in the order of memory
         if self._sigma == 0:

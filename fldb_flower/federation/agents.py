@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,25 +12,26 @@ import numpy as np
 from fldb_flower.bandit.duels import DuelLog, clipped, prediction_sums
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.bandit.policies import make_policy
-from fldb_flower.bandit.streams import check_agents, make_streams
+from fldb_flower.bandit.streams import AgentStreams, make_streams
 from fldb_flower.bandit.theory import width_settings
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.environments import (
     ChangingEnvironment,
     Environment,
     RecordedAnswers,
+    check_contexts,
     make_environment,
+    state_arrays,
 )
-from fldb_flower.environments.base import check_contexts, state_arrays
 from fldb_flower.errors import ConvergenceError, DataError
-from fldb_flower.federation.blocks import blocks_of, rows_in_block
-from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
 from fldb_flower.federation.exchange import (
     AnyUpload,
     Broadcast,
     Outcomes,
     PlayRequest,
     ShareUpload,
+    limited_statistics,
+    sizes_and_weights,
     statistics,
     total,
 )
@@ -47,12 +49,92 @@ from fldb_flower.linalg.arrays import (
 )
 from fldb_flower.linalg.linear import make_form
 from fldb_flower.settings import Settings
+from fldb_flower.system.process import require_memory
+
+BLOCK_NUMBERS = 2**16
+"""Size of a block's features in one iteration: half a MiB, which fits in the cache."""
+
+GPU_BLOCK_NUMBERS = 2**24
+_NUMBER_BYTES = 8
+_MATRICES = {"local": 1, "personal": 7}  # (d, d) of each agent with an estimate of its own
 
 AHEAD = 16
 """Iterations that are drawn at once if one is requested, and if their arms fit in the cache.
 
 For small blocks, calls cost more than the numbers.
 """
+
+
+def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> range:
+    """Return the contiguous agents that a node hosts; raise ValueError if there are none.
+
+    The first ``num_agents % num_partitions`` nodes host one agent more than the others.
+    """
+    if not 0 <= partition_id < num_partitions:
+        raise ValueError(f"partition-id={partition_id} is not in 0..{num_partitions - 1}")
+    if num_partitions > num_agents:
+        raise ValueError(f"num-partitions={num_partitions} is more than num-agents={num_agents}")
+    size, larger = divmod(num_agents, num_partitions)
+    start = partition_id * size + min(partition_id, larger)
+    return range(start, start + size + (partition_id < larger))
+
+
+def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
+    """Split agents into blocks. Blocks end where cohorts of streams end."""
+    size, start = block_size(settings), agents.start
+    while start < agents.stop:
+        stop = min(agents.stop, (start // size + 1) * size)
+        yield range(start, stop)
+        start = stop
+
+
+def block_size(settings: Settings) -> int:
+    """Return the largest number of agents in a block: a multiple of a cohort."""
+    cohort = AgentStreams.COHORT
+    return max(1, rows_in_block(settings) // cohort) * cohort
+
+
+def rows_in_block(settings: Settings) -> int:
+    """Return how many times the arms of one agent in one iteration fit in a block."""
+    numbers = BLOCK_NUMBERS if settings.backend in {"numpy", "cpu"} else GPU_BLOCK_NUMBERS
+    return numbers // (settings.num_arms * settings.dimension)
+
+
+def require_agents(settings: Settings, agents: int, *, may_repeat: bool = True) -> None:
+    """Raise SettingsError if the memory does not suffice for so many simulated agents.
+
+    The estimate is a lower bound: the duels that are stored and the matrices of agents' own
+    estimates; of one block, the arms of an iteration, as drawn and in the order of iterations, and
+    their differences from the first arm, or the norms of all pairs. If no message is repeated, a
+    block's duels are dropped after the last exchange of a round (``Broadcast.final``).
+    """
+    if settings.backend not in {"numpy", "cpu"}:
+        return  # they are in a GPU's memory
+    arms, d = settings.num_arms, settings.dimension
+    policy = ALGORITHMS[settings.algorithm].agents
+    stored, in_block = _stored_duels(settings), 0
+    if not may_repeat and ALGORITHMS[settings.algorithm].online and policy not in _MATRICES:
+        stored, in_block = int(not settings.takes_first_step), stored
+    each = stored * (d + 1) + d * d * _MATRICES.get(policy, 0)
+    seen = 3 * arms * d + in_block * (d + 1)
+    if settings.selection in {"maxinp", "maxpairucb"} and policy != "uniform":
+        seen += arms * (arms + 1) // 2
+    names = ("num_agents", "horizon", "num_arms", "dimension")
+    given = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
+    numbers = agents * each + min(block_size(settings), agents) * seen
+    require_memory(numbers * _NUMBER_BYTES, f"{given}: {agents} agents")
+
+
+def _stored_duels(settings: Settings) -> int:
+    """Return a lower bound of the largest number of duels stored for one agent."""
+    horizon, algorithm = settings.horizon, ALGORITHMS[settings.algorithm]
+    if algorithm.keeps_duels or algorithm.agents in _MATRICES:
+        return horizon
+    if algorithm.agents == "uniform":
+        return 1
+    if settings.schedule.name == "periodic":
+        return max(1, min(settings.tau, horizon) - 1)  # t = 1 is a round of its own
+    return max(1, math.floor(horizon * (1.0 - 1.0 / settings.schedule.ratio)) - 1)
 
 
 class Offers(NamedTuple):
@@ -68,21 +150,21 @@ class OfferStream:
     """The offers of a block of agents, each taken once and in order.
 
     They do not depend on what agents select, so a small block draws several iterations at once.
-    ``capacity`` is the largest number of iterations that are taken at once.
     """
 
     def __init__(self, settings: Settings, agents: range, arrays: Arrays) -> None:
         self.environment = make_environment(settings, agents)
-        self.capacity = max(1, rows_in_block(settings) // len(agents))
+        self.capacity = max(1, rows_in_block(settings) // len(agents))  # iterations at once
         self._shape = (len(agents), settings.num_arms, settings.dimension)
         self._arrays = arrays
         self._is_external = settings.environment.name in ENVIRONMENTS.added
         self._streams = make_streams(settings, agents)
-        is_recorded = isinstance(self.environment, RecordedAnswers)
-        # Recorded answers are those to the contexts drawn last; the block stores their state.
-        self._ahead = 1 if is_recorded else AHEAD
+        self._ahead = AHEAD
         self._changing: ChangingEnvironment | None = None
-        if isinstance(self.environment, ChangingEnvironment) and not is_recorded:
+        if isinstance(self.environment, RecordedAnswers):
+            # Its answers are those to the contexts drawn last; the block stores its state.
+            self._ahead = 1
+        elif isinstance(self.environment, ChangingEnvironment):
             self._changing = self.environment
         self._drawn: Offers | None = None  # offers drawn last, while not all are taken
         self._taken = 0  # number of iterations of these that were taken
@@ -95,29 +177,21 @@ class OfferStream:
         later ones. How many are returned does not depend on that, so that results do not either.
         """
         wanted = min(most, self.capacity)
-        drawn = self._drawn
-        missing = wanted if drawn is None else self._taken + wanted - len(drawn.noise)
-        if missing > 0:
-            drawn = self._extended(drawn, missing, left)
-        assert drawn is not None
-        first, self._taken = self._taken, self._taken + wanted
-        offers = Offers(*[each[first : self._taken] for each in drawn])
-        self._drawn = drawn
-        if self._taken == len(drawn.noise):
-            self._drawn, self._taken = None, 0
-        return offers
-
-    def _extended(self, drawn: Offers | None, missing: int, left: int) -> Offers:
-        """Return offers with ``missing`` more iterations, or with those drawn ahead."""
-        if drawn is not None:
-            drawn = Offers(*map(copy, drawn))  # an environment may reuse its arrays
+        end, drawn = self._taken + wanted, self._drawn
+        if drawn is None:
+            count = wanted if wanted > 1 else max(1, min(self._ahead, left, self.capacity))
+            if count > wanted:
+                self._before = self._position()
+            drawn = self._draw(count)
+        elif (missing := end - len(drawn.noise)) > 0:
+            former = [copy(each) for each in drawn]  # an environment may reuse its arrays
             more = self._draw(missing)
             xp = namespace(more.noise)
-            return Offers(*[xp.concat(both) for both in zip(drawn, more, strict=True)])
-        count = missing if missing > 1 else max(1, min(self._ahead, left, self.capacity))
-        if count > missing:
-            self._before = self._position()
-        return self._draw(count)
+            drawn = Offers(*[xp.concat(both) for both in zip(former, more, strict=True)])
+        offers = Offers(*[each[self._taken : end] for each in drawn])
+        is_rest = end == len(drawn.noise)
+        self._drawn, self._taken = (None, 0) if is_rest else (drawn, end)
+        return offers
 
     def _draw(self, iterations: int) -> Offers:
         contexts = self.environment.contexts(self._streams, iterations)
@@ -188,15 +262,13 @@ class AgentGroup:
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
-        check_agents(agents, settings.num_agents)
         self.agents = agents
         self.blocks = [AgentBlock(settings, block) for block in blocks_of(settings, agents)]
 
     def answer(self, broadcast: Broadcast, counted: int) -> Any:
-        """Play the requested iterations and return the requested statistics.
+        """Play the requested iterations, each once, and return the requested statistics.
 
-        Iterations already played are not played again. ``counted`` is the last iteration whose
-        duels the server has counted.
+        ``counted`` is the last iteration whose duels the server has counted.
         """
         return total_of_blocks([block.answer(broadcast, counted) for block in self.blocks])
 
@@ -335,9 +407,9 @@ class AgentBlock:
             return ShareUpload(len(answers), *change, outcomes=outcomes)
         if broadcast.theta_hat is not None:
             broadcast = broadcast._replace(theta_hat=self._arrays.make(broadcast.theta_hat))
-        if units is not None and broadcast.theta_hat is not None:
-            agents = len(self.agents)
-            upload = limited_statistics(broadcast, fresh, answers, agents, self._form, units=units)
+        if units is not None:
+            parts = broadcast, fresh, answers, len(self.agents), self._form
+            upload = limited_statistics(*parts, units=units)
         else:
             differences, answers = log.all() if broadcast.scope == "all" else (fresh, answers)
             upload = statistics(broadcast, differences, answers, fresh, self._form)

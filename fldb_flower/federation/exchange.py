@@ -10,18 +10,22 @@ from __future__ import annotations
 import functools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from fldb_flower.bandit import preference
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate
+from fldb_flower.bandit import preference, theory
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate, private_prior
+from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.linear import Form
+from fldb_flower.settings import AUTO, Settings
 
 __all__ = ["Broadcast", "Federation", "PlayRequest", "Upload"]
+
+_BATCH = 2**22  # numbers of the matrices of persons that are held at once
 
 
 class PlayRequest(NamedTuple):
@@ -93,18 +97,34 @@ class Broadcast(NamedTuple):
         """Whether anything but regret is requested; other exchanges are not counted."""
         return self.shares or self.theta_hat is not None
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the upload that is requested, in the order of its vector."""
+        if self.shares:
+            return "shift", "precision", "losses", "squares", "members"
+        if self.theta_hat is None:
+            return ()
+        return "gradient", "information", *["hessian"] * self.hessian, *["loss"] * self.loss
+
     def sizes(self, form: Form) -> tuple[int, int]:
         """Return how many numbers the vectors of an upload and of this broadcast have."""
         estimate = None if self.play is None else self.play.estimate
-        vector, matrix = form.dimension, form.size
-        if self.shares:
-            up = vector + matrix + len(VARIANCES) + 2  # squares, members
-        else:
-            up = vector + matrix * (1 + self.hessian) + self.loss if self.learns else 0
-        down = vector * (self.theta_hat is not None)
+        down = form.dimension * (self.theta_hat is not None)
         if estimate is not None:
-            down += vector + matrix + 2 * isinstance(estimate, CommonPrior)  # v, scale
-        return up, down
+            down += form.dimension + form.size + 2 * isinstance(estimate, CommonPrior)  # v, scale
+        return sum(length_of(part, form) for part in self.parts), down
+
+
+MATRICES = ("information", "hessian", "precision")
+NUMBERS = ("loss", "squares", "members", "num_duels")
+"""Parts of uploads that are matrices and single numbers; others are vectors."""
+
+
+def length_of(part: str, form: Form) -> int:
+    """Return how many numbers a part of an upload has."""
+    if part in MATRICES:
+        return form.size
+    return 1 if part in NUMBERS else len(VARIANCES) if part == "losses" else form.dimension
 
 
 class Outcomes(NamedTuple):
@@ -217,6 +237,80 @@ def statistics(
     return Upload(len(preferences), gradient, preference.gram(fresh, form), hessian, loss)
 
 
+def sizes_and_weights(
+    broadcast: Broadcast,
+    settings: Settings,
+    fresh: int | None = None,
+    answers: int | None = None,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the typical sizes and the weights of the parts that a broadcast requests.
+
+    ``fresh`` and ``answers`` are the numbers of a person's new answers, and of all. By default,
+    they are those of the iterations that the broadcast lets it play. A person who has more, because
+    a request was lost, has the same limit. On devices, rounds have no iterations: it is 3 d for
+    each round, the least of an upload.
+    """
+    play, clip = broadcast.play, settings.clip
+    assert play is not None
+    assert clip is not None
+    each = 3 * settings.dimension if settings.mode == "devices" else 1
+    fresh = fresh or each * (play.last - play.first + 1)
+    if broadcast.shares:
+        assert isinstance(play.estimate, CommonPrior)
+        prior, answers = private_prior(play.estimate, settings), answers or each * play.last
+        variance = prior.variance / prior.scale
+        shares = typical_share_sizes(answers, fresh, clip, settings.dimension, variance)
+        unused = [] if settings.personal_variance == AUTO else ["losses"]
+        return shares, weights_of(shares, unused)
+    parts = ["gradient", "information"] + ["hessian"] * broadcast.hessian
+    sizes = typical_sizes(fresh, clip, settings.dimension)
+    is_unused = broadcast.hessian and theory.selects_by_curvature(settings)
+    return {part: sizes[part] for part in parts}, weights_of(parts, ["information"] * is_unused)
+
+
+def limited_statistics(
+    broadcast: Broadcast,
+    differences: Array,
+    preferences: Array,
+    agents: int,
+    form: Form,
+    *,
+    units: Mapping[str, float],
+) -> Upload:
+    """Return the statistics of fresh duels, with the limit on each agent's contribution.
+
+    Differences (n, d) and preferences (n,) have a row per agent for the first iteration, then for
+    the second, ... ``units`` is by part what it is divided by in the vector whose length is at most
+    1. The broadcast has ``theta_hat``, the scope "fresh", and requests no loss.
+    """
+    rows_of = (differences, *preference.residuals(differences @ broadcast.theta_hat, preferences))
+    duels, slopes, curvatures = (  # (n, ...) -> (agents, n / agents, ...)
+        rows.reshape(-1, agents, *rows.shape[1:]).swapaxes(0, 1) for rows in rows_of
+    )
+    size = max(1, _BATCH // form.dimension**2)
+    sums: dict[str, Array] = {}
+    for batch in (slice(start, start + size) for start in range(0, agents, size)):
+        x = duels[batch]
+        parts = {
+            "gradient": (slopes[batch][:, None, :] @ x)[:, 0],
+            "information": _grams(x, x, form),
+        }
+        if broadcast.hessian:
+            parts["hessian"] = _grams(x, x * curvatures[batch, :, None], form)
+        weights = factors(parts, units)
+        for name, part in parts.items():
+            total = (weights @ part.reshape(len(part), -1)).reshape(part.shape[1:])
+            sums[name] = sums.get(name, 0.0) + total
+    return Upload(len(preferences), sums["gradient"], sums["information"], sums.get("hessian"))
+
+
+def _grams(left: Array, right: Array, form: Form) -> Array:
+    """Return each agent's sum of ``left right^T`` over duels, (agents, ...) in the form."""
+    if form.is_diagonal:
+        return (left * right).sum(axis=1)
+    return left.swapaxes(1, 2) @ right
+
+
 def total(uploads: Sequence[U]) -> U:
     """Sum uploads of one kind in the given order, which must not depend on that of arrival."""
     if len(uploads) == 1:
@@ -229,16 +323,6 @@ def total(uploads: Sequence[U]) -> U:
     })  # fmt: skip
 
 
-class NoiseSource(Protocol):
-    """Adds the noise of differential privacy; see :mod:`fldb_flower.privacy`."""
-
-    def require(self, broadcast: Broadcast, number: int) -> None:
-        """Check, before anything is sent, that exchange ``number`` may release an upload."""
-
-    def add(self, upload: AnyUpload, broadcast: Broadcast, number: int) -> AnyUpload:
-        """Return the upload of exchange ``number`` with noise."""
-
-
 class Federation(ABC):
     """Agents that are reached by exchanges. The history records exchanges, bytes and regret.
 
@@ -248,7 +332,7 @@ class Federation(ABC):
     ----------
     history : Counts
         Where exchanges are recorded.
-    privacy : NoiseSource, optional
+    privacy : fldb_flower.privacy.mechanism.GaussianMechanism, optional
         Adds noise to the sum of the uploads of each exchange.
 
     Examples
@@ -276,7 +360,7 @@ class Federation(ABC):
     (1, 1)
     """
 
-    def __init__(self, history: Counts, privacy: NoiseSource | None = None) -> None:
+    def __init__(self, history: Counts, privacy: Any = None) -> None:
         self.history = history
         self._privacy = privacy
         self._last: AnyUpload | None = None
@@ -302,7 +386,7 @@ class Federation(ABC):
             privacy.require(broadcast, number)
         upload = self.collect(broadcast)
         if privacy is not None:
-            self.history.count_opening(number)
+            self.history.openings = max(self.history.openings, number)
             upload = privacy.add(upload, broadcast, number)
         self._last = upload
         play = broadcast.play

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
-from fldb_flower.settings import check_value
+from fldb_flower.settings import entry_of
 from fldb_flower.system.process import require_memory
 
 _BYTES = (2 + len(OUTCOMES)) * 8  # per iteration
@@ -97,8 +97,7 @@ class Counts:
     heterogeneity: float | None = None
     openings: int = 0
 
-    def __post_init__(self) -> None:
-        self._learned = False  # whether the last exchange carried statistics
+    _learned = False  # whether the last exchange carried statistics
 
     def count_exchange(self, play: tuple[int, int] | None, *, learns: bool) -> None:
         """Count one exchange; ``play`` is the first and last iteration it played, if any."""
@@ -107,26 +106,12 @@ class Counts:
         self.exchanges += learns
         self._learned = learns
 
-    def count_opening(self, number: int) -> None:
-        """Count the release of exchange ``number``, from 1."""
-        self.openings = max(self.openings, number)
-
     def add_outcomes(self, first: int, agents: int, sums: ArrayLike) -> None:
         """Ignore outcomes: devices do not report any."""
 
     def count_round(self) -> None:
         """Count the round of the last exchange, which was acknowledged."""
         self.rounds += self._learned
-
-    def count_bytes(self, uploaded: int, downloaded: int) -> None:
-        """Count bytes of vectors, one message per agent."""
-        self.uploaded_bytes += uploaded
-        self.downloaded_bytes += downloaded
-
-    def count_node_bytes(self, uploaded: int, downloaded: int) -> None:
-        """Count bytes of the content of messages of nodes."""
-        self.node_uploaded_bytes += uploaded
-        self.node_downloaded_bytes += downloaded
 
     def counts(self) -> dict[str, int]:
         """Return the exchanges and bytes so far."""
@@ -166,8 +151,7 @@ class History(Counts):
     on_progress: Callable[[History], None] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.horizon = check_value("horizon", self.horizon)
+        self.horizon = entry_of("horizon").check(self.horizon, "horizon", "Python")
         require_memory(_BYTES * self.horizon, f"horizon={self.horizon}: the regret of a run")
         self._exchanges = np.zeros(self.horizon + 1, dtype=np.int64)  # after each iteration
         self._outcomes = np.zeros((self.horizon, len(OUTCOMES)))  # sums over the agents
@@ -227,8 +211,7 @@ class History(Counts):
     @property
     def exchanges_by_iteration(self) -> IntArray:
         """Exchanges completed by the end of each iteration, (horizon,)."""
-        by_then: IntArray = np.maximum.accumulate(self._exchanges)[1:]
-        return by_then
+        return np.maximum.accumulate(self._exchanges)[1:]
 
     @property
     def cumulative_regret(self) -> FloatArray:

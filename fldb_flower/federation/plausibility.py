@@ -29,7 +29,8 @@ scale, an agent uses its own: k times the scale is then at most ``squares / 10``
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,20 @@ from fldb_flower.linalg.linear import TINY, roots_of_diagonals
 
 _ENTRY, _SLACK = 1e-10, 1e-6  # relative errors that are tolerated in entries and in bounds
 _DRIFT = 2.0  # how much larger the scale of the features may have been when a share was computed
+
+_TRACE = (
+    "{} is larger than {{n}} duels allow:"
+    " trace = {{value:.4g}} > {} = {{bound:.4g}} (L: max-difference)"
+)
+_GRADIENT = (
+    "gradient is longer than {n} duels allow:"
+    " |g| = {value:.4g} > n L mu(q) = {bound:.4g} (L: max-difference)"
+)
+_STEP = (
+    "gradient is longer than {n} duels of this W_new allow:"
+    " g^T W_new^-1 g = {value:.4g} > n mu(q)^2 = {bound:.4g}"
+)
+_LOSS = "loss is larger than {n} duels allow: {value:.4g} > n log(1 + e^q) = {bound:.4g}"
 
 Bound = tuple[str, Array, Array]  # reason, and of each upload: value, upper bound
 
@@ -58,10 +73,9 @@ def implausible(
     the limit on a person (``privacy.unit=person``), duels are ``weighted``: by at most 1, which is
     not known. s is then no bound of a logit, and only L is.
     """
-    kind = _DiagonalBounds if uploads[0].information.ndim == 1 else _Bounds
     reasons = [""] * len(uploads)
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are violations
-        for reason, value, bound in kind(uploads, broadcast, longest).bounds(weighted=weighted):
+        for reason, value, bound in _bounds(uploads, broadcast, longest, weighted=weighted):
             for place in np.flatnonzero(~(value <= bound)).tolist():
                 reasons[place] = reasons[place] or reason.format(
                     n=uploads[place].num_duels, value=value[place], bound=bound[place]
@@ -69,168 +83,115 @@ def implausible(
     return reasons
 
 
-class _Bounds:
-    """Bounds on uploads, as arrays whose first axis is the uploads."""
+class _Sizes(NamedTuple):
+    """Of each upload, in units of the features: then the diagonal of W_new is 1."""
 
-    def __init__(self, uploads: Sequence[Upload], broadcast: Broadcast, longest: float) -> None:
-        def array(name: str) -> Array:
-            return np.array([getattr(upload, name) for upload in uploads], dtype=np.float64)
-
-        count = array("num_duels")
-        self._is_empty = count == 0
-        self._duels = np.maximum(count, 1.0)  # an upload of 0 duels has a bound of its own
-        self._gradient, self._information = array("gradient"), array("information")
-        self._hessian = array("hessian") if broadcast.hessian else None
-        self._loss = array("loss") if broadcast.loss else None
-        assert broadcast.theta_hat is not None
-        self._theta: Array = broadcast.theta_hat
-        self._longest = longest
-        self._is_fresh = broadcast.scope == "fresh"  # W_new is over the same duels as g and H
-        self._rounding = np.full(len(count), self._theta.size * _ENTRY)  # of an eigenvalue
-        self._decompose()
-
-    def bounds(self, *, weighted: bool) -> Iterator[Bound]:
-        """Yield all bounds."""
-        parts = (self._gradient, self._information, self._hessian, self._loss)
-        flat = [np.abs(part).reshape(len(part), -1) for part in parts if part is not None]
-        largest_number = np.concatenate(flat, axis=1).max(axis=1)
-        is_any = np.where(self._is_empty, 0.0, np.inf)
-        yield "numbers other than 0, of no duels", largest_number, is_any
-        yield "W_new is not positive semi-definite", -self._lowest_information(), self._rounding
-        yield "W_new has more directions than {n} duels", self._spare(), self._rounding
-        yield (
-            "W_new is larger than {n} duels allow:"
-            " trace = {value:.4g} > n L^2 = {bound:.4g} (L: max-difference)",
-            self._trace(self._information),
-            self._at_most(self._longest**2),
-        )
-        norm = float(np.linalg.norm(self._theta))
-        largest = np.full(len(self._duels), norm * self._longest if norm else 0.0)  # z_max
-        average = largest  # q
-        if self._is_fresh:
-            squares = self._squared_logits()  # s
-            if not weighted:
-                largest = np.minimum(largest, np.sqrt(squares))
-            average = np.minimum(average, np.sqrt(squares / self._duels))
-        residual = logistic(average)
-        yield (
-            "gradient is longer than {n} duels allow:"
-            " |g| = {value:.4g} > n L mu(q) = {bound:.4g} (L: max-difference)",
-            np.linalg.norm(self._gradient, axis=1),
-            self._at_most(self._longest * residual),
-        )
-        if self._is_fresh:
-            yield (
-                "gradient is longer than {n} duels of this W_new allow:"
-                " g^T W_new^-1 g = {value:.4g} > n mu(q)^2 = {bound:.4g}",
-                self._squared_gradient(),
-                self._at_most(residual**2),
-            )
-        if self._hessian is not None:
-            yield from self._of_hessian(self._hessian, largest)
-        if self._loss is not None:
-            yield "loss is below 0", -self._loss, np.zeros_like(self._loss)
-            yield (
-                "loss is larger than {n} duels allow: {value:.4g} > n log(1 + e^q) = {bound:.4g}",
-                self._loss,
-                self._at_most(np.logaddexp(0.0, average)),
-            )
-
-    def _of_hessian(self, hessian: Array, largest: Array) -> Iterator[Bound]:
-        lowest = self._lowest_hessian(hessian)
-        yield "Hessian is not positive semi-definite", -lowest, self._rounding
-        if not self._is_fresh:
-            yield (
-                "Hessian is larger than {n} duels allow:"
-                " trace = {value:.4g} > n L^2 / 4 = {bound:.4g} (L: max-difference)",
-                self._trace(hessian),
-                self._at_most(self._longest**2 / 4.0),
-            )
-            return
-        above, below = self._lowest_differences(hessian, link(largest)[1])
-        yield "Hessian is larger than W_new / 4", -above, self._rounding
-        yield "Hessian is smaller than W_new and theta allow", -below, self._rounding
-
-    def _at_most(self, each: float | Array) -> Array:
-        return self._duels * each * (1.0 + _SLACK)
-
-    # Of matrices; those of diagonals are below. Eigenvalues are those of matrices in units of the
-    # features, whose diagonal is 1.
-
-    def _decompose(self) -> None:
-        self._units = roots_of_diagonals(self._information)
-        self._scaled = _in_units(self._information, self._units)
-        self._eigenvalues, self._vectors = np.linalg.eigh(self._scaled)
-
-    def _lowest_information(self) -> Array:
-        """Return the smallest eigenvalue of the scaled W_new, or the smallest entry."""
-        lowest: Array = self._eigenvalues[:, 0]
-        return lowest
-
-    def _spare(self) -> Array:
-        """Return the (n + 1)-th largest eigenvalue, which is 0 for n duels."""
-        last = self._eigenvalues.shape[1] - 1
-        spare = last - self._duels.clip(max=last).astype(int)
-        largest = np.take_along_axis(self._eigenvalues, spare[:, None], axis=1)[:, 0]
-        return np.where(self._duels < last + 1, largest, 0.0)
-
-    def _trace(self, matrices: Array) -> Array:
-        return np.trace(matrices, axis1=1, axis2=2)
-
-    def _squared_logits(self) -> Array:
-        """Return the largest ``theta^T W_new theta``, rounded up."""
-        theta = self._theta * self._units
-        squares = (theta[:, None, :] @ self._scaled @ theta[:, :, None])[:, 0, 0]
-        return np.maximum(squares, 0.0) + self._rounding * (theta**2).sum(axis=1)
-
-    def _squared_gradient(self) -> Array:
-        """Return the smallest ``g^T W_new^+ g``."""
-        parts = ((self._gradient / self._units)[:, None, :] @ self._vectors)[:, 0]
-        held = np.maximum(self._eigenvalues, 0.0) + self._rounding[:, None]
-        return (parts**2 / held).sum(axis=1)
-
-    def _lowest_hessian(self, hessian: Array) -> Array:
-        """Return the smallest eigenvalue of the scaled Hessian, or the smallest entry."""
-        return _lowest(_in_units(hessian, roots_of_diagonals(hessian)))
-
-    def _lowest_differences(self, hessian: Array, least: Array) -> tuple[Array, Array]:
-        """Return the smallest eigenvalues of ``W_new / 4 - H`` and ``H - least W_new``, scaled."""
-        scaled = _in_units(hessian, self._units)
-        return (
-            _lowest(self._scaled / 4.0 - scaled),
-            _lowest(scaled - least[:, None, None] * self._scaled),
-        )
+    lowest: Array  # eigenvalue of W_new, or entry of a diagonal
+    spare: Array  # the (n + 1)-th largest eigenvalue, which is 0 for n duels
+    squares: Array  # the largest s
+    length: Array  # the smallest g^T W_new^+ g
+    compared: Callable[[Array, Array], tuple[Array, Array, Array]]
+    """(H, least) -> the lowest eigenvalues or entries of H, W_new / 4 - H and H - least W_new."""
 
 
-class _DiagonalBounds(_Bounds):
-    """Bounds on diagonals, for each feature separately."""
+def _bounds(
+    uploads: Sequence[Upload], broadcast: Broadcast, longest: float, *, weighted: bool
+) -> Iterator[Bound]:
+    def array(name: str) -> Array:
+        return np.array([getattr(upload, name) for upload in uploads], dtype=np.float64)
 
-    def _decompose(self) -> None:
-        pass
+    def at_most(each: float | Array) -> Array:
+        return duels * each * (1.0 + _SLACK)
 
-    def _lowest_information(self) -> Array:
-        return _exact_sign(self._information.min(axis=1))
+    theta, count = broadcast.theta_hat, array("num_duels")
+    assert theta is not None
+    duels = np.maximum(count, 1.0)  # an upload of 0 duels has a bound of its own
+    parts = {name: array(name) for name in ("gradient", "information")}
+    parts |= {name: array(name) for name in ("hessian", "loss") if getattr(broadcast, name)}
+    gradient, information = parts["gradient"], parts["information"]
+    flat = np.hstack([np.abs(part).reshape(len(count), -1) for part in parts.values()])
+    yield "numbers other than 0, of no duels", flat.max(axis=1), np.where(count, np.inf, 0.0)
+    rounding = np.full(len(count), theta.size * _ENTRY)  # of an eigenvalue
+    of_form = _of_diagonals if information.ndim == 2 else _of_matrices
+    sizes = of_form(gradient, information, theta, duels, rounding)
+    yield "W_new is not positive semi-definite", -sizes.lowest, rounding
+    yield "W_new has more directions than {n} duels", sizes.spare, rounding
+    yield _TRACE.format("W_new", "n L^2"), _traces(information), at_most(longest**2)
+    is_fresh = broadcast.scope == "fresh"  # W_new is over the same duels as g and H
+    norm = float(np.linalg.norm(theta))
+    largest = np.full(len(duels), norm * longest if norm else 0.0)  # z_max
+    average = largest  # q
+    if is_fresh:
+        if not weighted:
+            largest = np.minimum(largest, np.sqrt(sizes.squares))
+        average = np.minimum(average, np.sqrt(sizes.squares / duels))
+    residual = logistic(average)
+    yield _GRADIENT, np.linalg.norm(gradient, axis=1), at_most(longest * residual)
+    if is_fresh:
+        yield _STEP, sizes.length, at_most(residual**2)
+    if broadcast.hessian:
+        lowest, above, below = sizes.compared(parts["hessian"], link(largest)[1])
+        yield "Hessian is not positive semi-definite", -lowest, rounding
+        if is_fresh:
+            yield "Hessian is larger than W_new / 4", -above, rounding
+            yield "Hessian is smaller than W_new and theta allow", -below, rounding
+        else:
+            traces, most = _traces(parts["hessian"]), at_most(longest**2 / 4.0)
+            yield _TRACE.format("Hessian", "n L^2 / 4"), traces, most
+    if broadcast.loss:
+        yield "loss is below 0", -parts["loss"], np.zeros_like(count)
+        yield _LOSS, parts["loss"], at_most(np.logaddexp(0.0, average))
 
-    def _spare(self) -> Array:
-        return np.zeros_like(self._duels)  # one duel may have all features
 
-    def _trace(self, matrices: Array) -> Array:
-        return matrices.sum(axis=1)
+def _of_matrices(
+    gradient: Array, information: Array, theta: Array, duels: Array, rounding: Array
+) -> _Sizes:
+    units = roots_of_diagonals(information)
+    scaled = _in_units(information, units)
+    eigenvalues, vectors = np.linalg.eigh(scaled)
+    last = eigenvalues.shape[1] - 1
+    place = last - duels.clip(max=last).astype(int)
+    spare = np.take_along_axis(eigenvalues, place[:, None], axis=1)[:, 0]
+    theta = theta * units
+    squares = (theta[:, None, :] @ scaled @ theta[:, :, None])[:, 0, 0]
+    parts = ((gradient / units)[:, None, :] @ vectors)[:, 0]
+    held = np.maximum(eigenvalues, 0.0) + rounding[:, None]
 
-    def _squared_logits(self) -> Array:
-        units = np.sqrt(np.maximum(self._information, 0.0))
-        return (1.0 + self._rounding) * (units @ np.abs(self._theta)) ** 2
+    def compared(hessian: Array, least: Array) -> tuple[Array, Array, Array]:
+        own, other = _in_units(hessian, roots_of_diagonals(hessian)), _in_units(hessian, units)
+        below = other - least[:, None, None] * scaled
+        return _lowest(own), _lowest(scaled / 4.0 - other), _lowest(below)
 
-    def _squared_gradient(self) -> Array:
-        return (self._gradient**2 / np.maximum(self._information, TINY)).max(axis=1)
+    return _Sizes(
+        lowest=eigenvalues[:, 0],
+        spare=np.where(duels < last + 1, spare, 0.0),
+        squares=np.maximum(squares, 0.0) + rounding * (theta**2).sum(axis=1),
+        length=(parts**2 / held).sum(axis=1),
+        compared=compared,
+    )
 
-    def _lowest_hessian(self, hessian: Array) -> Array:
-        return _exact_sign(hessian.min(axis=1))
 
-    def _lowest_differences(self, hessian: Array, least: Array) -> tuple[Array, Array]:
-        share = hessian / np.maximum(self._information, TINY)
-        some = self._information > TINY
-        return 0.25 - share.max(axis=1), np.where(some, share - least[:, None], 0.0).min(axis=1)
+def _of_diagonals(
+    gradient: Array, information: Array, theta: Array, duels: Array, rounding: Array
+) -> _Sizes:
+    units, held = np.sqrt(np.maximum(information, 0.0)), np.maximum(information, TINY)
+
+    def compared(hessian: Array, least: Array) -> tuple[Array, Array, Array]:
+        share = hessian / held
+        below = np.where(information > TINY, share - least[:, None], 0.0).min(axis=1)
+        return _exact_sign(hessian.min(axis=1)), 0.25 - share.max(axis=1), below
+
+    return _Sizes(
+        lowest=_exact_sign(information.min(axis=1)),
+        spare=np.zeros_like(duels),  # one duel may have all features
+        squares=(1.0 + rounding) * (units @ np.abs(theta)) ** 2,
+        length=(gradient**2 / held).max(axis=1),
+        compared=compared,
+    )
+
+
+def _traces(matrices: Array) -> Array:
+    return matrices.sum(axis=1) if matrices.ndim == 2 else np.trace(matrices, axis1=1, axis2=2)
 
 
 def _exact_sign(values: Array) -> Array:

@@ -1,12 +1,11 @@
 """Differential privacy: sensitivities, noise, accounting and the plan of a run.
 
 The sums that the server receives are the only numbers of the agents that leave the federation.
-:mod:`~fldb_flower.privacy.sensitivities` bounds the influence of one answer or of one person on
-each of them, and :mod:`~fldb_flower.privacy.accounting` determines how much noise is needed for all
-rounds of a run, whose budget :mod:`~fldb_flower.privacy.plan` has. The noise is added to the sum
-by :mod:`~fldb_flower.privacy.mechanism`, or with secure sums by the server and the helper, as
-integers. With devices, :mod:`~fldb_flower.privacy.discrete` draws it exactly.
-:mod:`~fldb_flower.privacy.usefulness` has warnings.
+:mod:`~fldb_flower.privacy.mechanism` bounds the influence of one answer or of one person on each of
+them and adds noise, or with secure sums the server and the helper add it, as integers.
+:mod:`~fldb_flower.privacy.accounting` determines how much noise is needed,
+:mod:`~fldb_flower.privacy.plan` has the budget of a run, and :mod:`~fldb_flower.privacy.discrete`
+draws the noise of devices exactly.
 
 Two federations are neighbors if they differ in the contributions of one unit, which are zero in
 one of them (zero-out adjacency). With ``privacy.unit=answer`` a unit is one duel, and with

@@ -28,8 +28,6 @@ _ROUNDING = 1e-10
 """Relative slack of results: for epsilon of at least 1e-3, the error of delta by rounding is below
 1e-9, and mu and epsilon change by less."""
 
-_MOST_EPSILON = 1e6
-
 
 def delta_of(epsilon: float, mu: float) -> float:
     """Return delta of a Gaussian mechanism, mu its sensitivity over its standard deviation."""
@@ -80,7 +78,7 @@ def epsilon_of(multiplier: float, delta: float, releases: float) -> float:
     high = 1.0
     while delta_of(high, mu) > delta:
         high *= 2.0
-        if high > _MOST_EPSILON:
+        if high > 1e6:
             return math.inf
     least = _bisect(lambda epsilon: delta_of(epsilon, mu) > delta, 0.0, high)
     return least * (1.0 + _ROUNDING) + _ROUNDING

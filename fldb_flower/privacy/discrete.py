@@ -34,10 +34,9 @@ two sums of n values by ``sqrt(n) 2^-40`` standard deviations at most, which is 
 def discrete_gaussian(scales: FloatArray) -> IntArray:
     """Return independent integers with ``P(k) ~ exp(-k^2 / 2 s^2)`` for each s, 0 for s = 0.
 
-    They are exact samples from a cryptographic generator, which no seed determines. A SettingsError
-    is raised if OpenDP is not installed (the privacy extra).
+    They are exact samples from a cryptographic generator, which no seed determines.
     """
-    draw = _sampler()
+    draw = sampler()
     drawn = np.zeros(scales.shape, dtype=np.int64)
     for scale in np.unique(scales[scales > 0.0]):
         places = scales == scale
@@ -56,13 +55,11 @@ def with_discrete_noise(values: FloatArray, deviations: FloatArray) -> FloatArra
     return result
 
 
-def require_sampler() -> None:
-    """Raise a SettingsError if the sampler is not installed."""
-    _sampler()
+def sampler() -> Callable[[float, int], list[int]]:
+    """Return a function of scale and number that returns samples; the import takes a second.
 
-
-def _sampler() -> Callable[[float, int], list[int]]:
-    """Return a function of scale and number that returns samples; the import takes a second."""
+    A SettingsError is raised if OpenDP is not installed (the privacy extra).
+    """
     try:
         from opendp.domains import atom_domain, vector_domain  # noqa: PLC0415
         from opendp.measurements import make_gaussian  # noqa: PLC0415
@@ -72,9 +69,4 @@ def _sampler() -> Callable[[float, int], list[int]]:
         raise extra_missing("noise of a device", "privacy", reason=error) from None
     enable_features("contrib")  # what OpenDP's authors have not vetted; it is proved there
     space = vector_domain(atom_domain(T="i64")), l2_distance(T="f64")
-
-    def draw(scale: float, count: int) -> list[int]:
-        drawn: list[int] = make_gaussian(*space, scale=scale)([0] * count)
-        return drawn
-
-    return draw
+    return lambda scale, count: make_gaussian(*space, scale=scale)([0] * count)

@@ -1,18 +1,18 @@
 """A directory of results: used by one process at a time, with a checkpoint.
 
 The base of the directory of a simulation (:class:`fldb_flower.runs.results.RunDirectory`) and of a
-federation of devices (:class:`strategies.device_directory.DeviceDirectory`). Files are replaced
+federation of devices (:class:`strategies.device_rounds.DeviceDirectory`). Files are replaced
 atomically and durably. A checkpoint consists of a word with its version, the SHA-256 of the rest,
 and packed arrays; nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from fldb_flower.errors import CheckpointError, OutputError
 from fldb_flower.linalg.arrays import pack_arrays, unpack_arrays
-from fldb_flower.system.files import lock_folder, reason_of, replace_file
+from fldb_flower.settings import Settings, to_dotted, to_flat
+from fldb_flower.system.files import lock_folder, replace_file, reported
 
 CHECKPOINT, MODEL, SUMMARY = "checkpoint.bin", "model.json", "summary.json"
 CHECKPOINT_VERSION = 1
@@ -43,10 +44,8 @@ def save_checkpoint(path: Path, identity: str, checkpoint: Checkpoint) -> None:
     text = np.frombuffer(meta.encode(), dtype=np.uint8)
     body = pack_arrays({_META: text, **checkpoint.arrays})
     word = _WORD + f"{CHECKPOINT_VERSION:02}".encode()
-    try:
+    with reported(OutputError, f"write the checkpoint {path}"):
         replace_file(path, word + hashlib.sha256(body).digest() + body)
-    except OSError as error:
-        raise OutputError(f"cannot write the checkpoint {path}: {error.strerror}") from None
 
 
 def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
@@ -73,18 +72,29 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
         )
     arrays = unpack_arrays(body)
     meta = json.loads(arrays.pop(_META).tobytes())
-    if meta["identity"] != identity:
+    if different := _difference(meta["identity"], identity):
         raise CheckpointError(
-            f"{path} belongs to another run ({_difference(meta['identity'], identity)}): use"
-            " another directory or the same settings"
+            f"{path} belongs to another run ({different}): use another directory or the same"
+            " settings"
         )
     return Checkpoint(meta["numbers"], arrays)
 
 
 def _difference(theirs: str, ours: str) -> str:
-    """Return the first line in which two identities differ."""
-    pairs = zip(theirs.splitlines(), ours.splitlines(), strict=False)
-    return next((f"{a!r} there, {b!r} here" for a, b in pairs if a != b), "other settings")
+    """Return the first line in which two identities differ, or an empty text.
+
+    A setting that one of them lacks was added or removed by another version: it has its default.
+    """
+    usual = {**to_dotted(Settings()), **to_flat(Settings())}
+    there, here = (
+        {name: line for line in text.splitlines() for name in [line.partition("=")[0]]}
+        for text in (theirs, ours)
+    )
+    for name in {**here, **there}:
+        lines = [each.get(name, f"{name}={usual.get(name)!r}") for each in (there, here)]
+        if lines[0] != lines[1]:
+            return f"{lines[0]!r} there, {lines[1]!r} here"
+    return ""
 
 
 def json_bytes(values: Mapping[str, Any]) -> bytes:
@@ -133,10 +143,6 @@ class ResultsDirectory:
         """Replace a JSON file."""
         self.write(name, json_bytes(values))
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[None]:
         """Raise an OutputError for an OSError in this block."""
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"cannot write to {self.path}: {reason_of(error)}") from None
+        return reported(OutputError, f"write to {self.path}")

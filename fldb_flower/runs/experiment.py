@@ -11,7 +11,7 @@ from fldb_flower.algorithms import Algorithm
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array, join_parts, part_of
-from fldb_flower.privacy.usefulness import cautions
+from fldb_flower.privacy.plan import cautions
 from fldb_flower.runs.plots import describe
 from fldb_flower.runs.results import PLOT, RunDirectory, stop_requested
 from fldb_flower.settings import Settings
@@ -118,7 +118,8 @@ def conduct(
         with _reporting(settings, checkpointer, say) as report:
             history = History(settings.horizon, report)
             theta_sync = run(history, checkpointer)
-        summary = directory.finish(history, theta_sync, checkpointer.seconds)
+        seconds = checkpointer.seconds
+        directory.finish(history, theta_sync, seconds)
     except (Exception, KeyboardInterrupt) as error:
         directory.abandon()
         if isinstance(error, MemoryError):
@@ -127,9 +128,9 @@ def conduct(
     finally:
         directory.close()
     say(
-        f"{describe(settings)} | final regret {summary['final_regret']:.2f} per agent,"
-        f" {summary['exchanges']} exchanges, {_size(summary['uploaded_bytes'])} up,"
-        f" {_size(summary['downloaded_bytes'])} down, {summary['runtime_seconds']:.1f} s"
+        f"{describe(settings)} | final regret {history.regret:.2f} per agent,"
+        f" {history.exchanges} exchanges, {_size(history.uploaded_bytes)} up,"
+        f" {_size(history.downloaded_bytes)} down, {seconds:.1f} s"
     )
     plot = directory.path / PLOT
     say(f"results: {directory.path}" + (f"  plot: {plot}" if plot.exists() else ""))
@@ -143,17 +144,8 @@ def _reporting(
 
     Flower prints its own lines, so its engines have no bar.
     """
-    lines = _progress_lines(say)
-    if settings.engine.name != "vectorized":
-
-        def report(history: History) -> None:
-            lines(history)
-            checkpointer.check_stop()
-
-        yield report
-    elif not is_shown():
-        yield lines
-    else:
+    has_checkpoints = settings.engine.name == "vectorized"
+    if has_checkpoints and is_shown():
         last = checkpointer.iteration
         with progress("", settings.horizon, "it", initial=last) as advance:
 
@@ -163,6 +155,15 @@ def _reporting(
                 last = history.iteration
 
             yield count
+    else:
+        lines = _progress_lines(say)
+
+        def report(history: History) -> None:
+            lines(history)
+            if not has_checkpoints:
+                checkpointer.check_stop()
+
+        yield report
 
 
 def _progress_lines(say: Callable[[str], None]) -> Callable[[History], None]:

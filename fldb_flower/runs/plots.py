@@ -1,4 +1,4 @@
-"""Plots: how they are drawn and saved, and the plot of one run."""
+"""Plots: curves with their standard errors and labels, how they are saved, and that of one run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import contextlib
 import io
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from fldb_flower.errors import one_line
 from fldb_flower.federation.history import History
-from fldb_flower.runs.curves import REGRET, Curve, regret, title_of, wrap
+from fldb_flower.runs.styles import Style, style_of, styles_of
 from fldb_flower.settings import Settings, to_dotted, unused
 from fldb_flower.system.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 WIDTHS = {"column": 3.25, "page": 6.75}
 """Widths of figures in inches: one column of a paper with two, and its page."""
@@ -34,6 +39,186 @@ FORMATS: dict[str, tuple[str, ...]] = {
 _COLORS = 128  # of a PNG image
 _LOG = logging.getLogger("fldb_flower")
 _BACKEND = "MPLBACKEND"
+
+
+SYMBOLS = {
+    "num_agents": "N", "horizon": "T", "num_arms": "K", "dimension": "d", "tau": r"\tau",
+    "environment.sigma": r"\sigma", "lambda": r"\lambda", "kappa_mu": r"\kappa_\mu",
+    "delta": r"\delta", "alpha": r"\alpha", "privacy.epsilon": r"\varepsilon",
+}  # fmt: skip
+"""Symbols of settings in the paper, in TeX."""
+
+_SIZES = ("num_agents", "horizon", "num_arms", "dimension", "tau", "schedule.ratio")
+ITERATION, REGRET = "iteration $t$", "average cumulative regret"
+MARKER_CODES = {
+    "circle": "o", "square": "s", "diamond": "D", "triangle-down": "v",
+    "triangle-up": "^", "triangle-left": "<", "triangle-right": ">", "cross": "P",
+}  # fmt: skip
+"""Matplotlib's codes of the markers of styles."""
+_THIN: dict[str, Any] = {"elinewidth": 0.8, "capthick": 0.8}  # error bars
+_MAX_BANDS = 5  # with more curves, error bars at a few points
+_BARS = 5  # of each of these curves
+_MAX_POINTS = 1000  # of a curve
+MAX_LABELS = 40
+"""Largest number of curves of a plot that have labels."""
+_LINE = 1.4  # height of a line of a label in font sizes
+_LEAD, _PAD = 0.26, 2  # length of the line to a label in inches, and the gap in points
+
+
+class Curve(NamedTuple):
+    """The cumulative regret of one run, (iterations,), or of several, (seeds, iterations).
+
+    The algorithm determines the style, and without a label also the label.
+    """
+
+    algorithm: str
+    values: npt.ArrayLike
+    label: str = ""
+
+
+def regret(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Plot the mean regret of curves and its standard error, and up to 40 labels of several.
+
+    Bands show the errors of up to five curves, and error bars at a few points those of more.
+    """
+    styles = styles_of([curve.algorithm for curve in curves])
+    lines = []
+    for place, (curve, style) in enumerate(zip(curves, styles, strict=True)):
+        rows = np.atleast_2d(np.asarray(curve.values, dtype=float))
+        horizon, color = rows.shape[1], style["color"]
+        kept = np.unique(np.linspace(0, horizon - 1, min(horizon, _MAX_POINTS)).astype(int))
+        x, y = kept + 1, rows.mean(axis=0)[kept]
+        text = curve.label or style["label"]
+        lines += axes.plot(x, y, label=text, zorder=3, **line_style(style))
+        if len(rows) < 2:
+            continue
+        error = rows.std(axis=0, ddof=1)[kept] / np.sqrt(len(rows))
+        if len(curves) <= _MAX_BANDS:
+            axes.fill_between(
+                x, y - error, y + error, color=color, alpha=0.15, linewidth=0, zorder=1
+            )
+            for edge in (y - error, y + error):
+                axes.plot(x, edge, color=color, alpha=0.5, linewidth=0.4, zorder=1)
+        else:  # bars of different curves at different iterations
+            shares = np.arange(1, _BARS + 1) - 0.1 - 0.8 * place / len(curves)
+            at = np.unique(np.rint(shares / _BARS * (len(x) - 1)).astype(int))
+            axes.errorbar(x[at], y[at], error[at], fmt="none", ecolor=color, zorder=2, **_THIN)
+    label_axes(axes)
+    if 1 < len(curves) <= MAX_LABELS:
+        label(axes, lines)
+
+
+def label_axes(axes: Axes) -> None:
+    """Name the axes of the regret, which start at 0."""
+    axes.set_xlabel(ITERATION)
+    axes.set_ylabel(REGRET)
+    axes.set_xlim(0, max(float(np.max(line.get_xdata())) for line in axes.lines))
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
+
+
+def points(axes: Axes, values: Sequence[Any], style: Style, text: str) -> Line2D:
+    """Plot points joined by a line, from rows x, y and their errors, if any; return the line."""
+    look: dict[str, Any] = {**line_style(style), **_THIN, "zorder": 3}
+    look["marker"] = MARKER_CODES[style["marker"]]
+    line: Line2D = axes.errorbar(*values, **look).lines[0]
+    line.set_label(text)
+    return line
+
+
+def line_style(style: Style) -> dict[str, Any]:
+    """Return the color and the dash pattern of a style as arguments of Matplotlib."""
+    return {"color": style["color"], "linestyle": (0, style["dash"]) if style["dash"] else "-"}
+
+
+def label(axes: Axes, lines: Sequence[Line2D]) -> None:
+    """Write the label of each line to the right of the axes, next to the end of the line.
+
+    The limits of the axes remain as they are now. Lines that are too many for labels get a legend
+    to the right of the axes.
+    """
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    box, size = axes.get_window_extent(), axes.xaxis.get_ticklabels()[0].get_fontsize()
+    height, width = (each / figure.dpi for each in (box.height, box.width))
+    texts = [str(line.get_label()) for line in lines]
+    gap = _LINE * max(text.count("\n") + 1 for text in texts) * float(size) / 72 / height
+    if gap * (len(lines) - 1) > 1:
+        columns = -(-len(lines) // (int(1 / gap) + 1))
+        axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), ncols=columns)
+        return
+    last = [np.column_stack(line.get_data())[np.argmax(line.get_xdata())] for line in lines]
+    ends = axes.transAxes.inverted().transform(axes.transData.transform(np.array(last, float)))
+    heights = spread(np.clip(ends[:, 1], 0, 1), gap)
+    for line, text, (x, y), place in zip(lines, texts, ends, heights, strict=True):
+        right = 1 + _LEAD / width
+        (lead,) = axes.plot([x, right], [np.clip(y, 0, 1), place], transform=axes.transAxes)
+        lead.update_from(line)
+        lead.set(transform=axes.transAxes, clip_on=False, marker="", label="")
+        axes.annotate(
+            text, (right, place), xycoords="axes fraction", va="center",
+            xytext=(_PAD, 0), textcoords="offset points", fontsize=size, annotation_clip=False,
+        )  # fmt: skip
+
+
+def spread(heights: npt.ArrayLike, gap: float) -> npt.NDArray[np.float64]:
+    """Return the heights in [0, 1] nearest to the given ones that are at least ``gap`` apart."""
+    wanted = np.asarray(heights, dtype=float)
+    order = np.argsort(wanted, kind="stable")
+    slots = gap * np.arange(len(wanted))
+    # Without the slots, heights need only ascend: blocks of violators get their mean.
+    blocks: list[list[float]] = []
+    for value in wanted[order] - slots:
+        blocks.append([value])
+        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    ascending = np.concatenate([np.full(len(block), np.mean(block)) for block in blocks])
+    result = np.empty(len(wanted))
+    result[order] = np.clip(ascending, 0, 1 - slots[-1]) + slots
+    return result
+
+
+def setting_text(key: str, value: Any) -> str:
+    r"""Return a setting and its value as text of Matplotlib, such as ``$\tau=4$``."""
+    if key == "algorithm":
+        return style_of(str(value))["label"].replace("$", r"\$")
+    shown = f"{value:.4g}" if isinstance(value, float) else f"{value}"
+    if key in SYMBOLS and not isinstance(value, str):
+        return f"${SYMBOLS[key]}={shown}$"
+    return f"{key.removesuffix('.name')}={shown}".replace("$", r"\$")
+
+
+def wrap(text: str, letters: int) -> str:
+    """Break text of Matplotlib into lines of at most so many letters, as they appear."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".strip()
+        # An equals sign has spaces around it; a command is one letter.
+        shown = re.sub(r"\\[a-z]+", "x", longer.replace("=", " = ")).replace("$", "")
+        lines = [*lines[:-1], longer] if len(shown) <= letters else [*lines, word]
+    return "\n".join(line for line in lines if line)
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Return settings and their values as text of Matplotlib."""
+    return ", ".join(setting_text(key, value) for key, value in settings.items())
+
+
+def title_of(settings: Mapping[str, Any]) -> str:
+    """Return the main ones of settings, by Hydra's dotted names, as text of Matplotlib."""
+    names = [settings[key] for key in ("algorithm", "environment.name") if key in settings]
+    head = " on ".join(setting_text("algorithm", name) for name in names)
+    sizes = settings_text({key: settings[key] for key in _SIZES if key in settings})
+    return ": ".join(part for part in (head, sizes) if part)
+
+
+def errors_text(seeds: Collection[int]) -> str:
+    """Return what the curves show, from the numbers of their seeds."""
+    least, most = min(seeds), max(seeds)
+    if most == 1:
+        return "1 seed"
+    return f"mean ± standard error, {most if least == most else f'{least} to {most}'} seeds"
 
 
 def describe(settings: Settings) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import datetime
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,17 @@ from fldb_flower.runs.directory import (
     Checkpoint,
     ResultsDirectory,
     json_bytes,
-)
+)  # fmt: skip
 from fldb_flower.runs.plots import plot_regret
 from fldb_flower.settings import (
     AUTO,
     Settings,
-    default_of,
+    entry_of,
     from_nested,
     to_dotted,
-    to_nested,
+    unflatten,
     unused,
-)
+)  # fmt: skip
 from fldb_flower.system.files import remove_leftovers
 
 CONFIG, REGRET, PLOT = "config.yaml", "regret.csv", "regret.png"
@@ -83,11 +82,8 @@ class RunDirectory(ResultsDirectory):
             self.close()
             raise
 
-    def finish(self, history: History, theta_sync: Array, runtime_seconds: float) -> dict[str, Any]:
-        """Write the results, ``summary.json`` last, and return the summary.
-
-        A plot that cannot be drawn is omitted, and the reason is logged.
-        """
+    def finish(self, history: History, theta_sync: Array, runtime_seconds: float) -> None:
+        """Write the results; a plot that cannot be drawn is omitted, and the reason is logged."""
         files = result_files(self._settings, history, theta_sync, runtime_seconds)
         summary = files.pop(SUMMARY)
         for name, content in files.items():
@@ -96,8 +92,6 @@ class RunDirectory(ResultsDirectory):
             plot_regret(self.path / PLOT, history, self._settings)
         self.write(SUMMARY, summary)
         _discard_checkpoint(self.path)
-        values: dict[str, Any] = json.loads(summary)
-        return values
 
     def abandon(self) -> None:
         """Remove the files of a failed run, unless it has a checkpoint to resume from."""
@@ -112,18 +106,17 @@ def result_files(
 
     Raises a DataError or a FederationError if the regret or the estimate is not finite.
     """
-    files = {CONFIG: _config_yaml(settings)}
-
-    def add_curves(name: str, *columns: Array) -> None:
-        values = (column.tolist() for column in columns)
-        files[name] = _csv(name, zip(range(1, history.horizon + 1), *values, strict=True))
-
-    add_curves(REGRET, history.cumulative_regret, history.exchanges_by_iteration)
+    iterations = np.arange(1, history.horizon + 1)
+    tables = {REGRET: [history.cumulative_regret, history.exchanges_by_iteration]}
     if history.log_loss is not None:
-        add_curves(PREDICTION, *history.cumulative_predictions)
+        tables[PREDICTION] = list(history.cumulative_predictions)
+    files = {CONFIG: _config_yaml(settings)}
+    for name, columns in tables.items():
+        values = (column.tolist() for column in (iterations, *columns))
+        files[name] = _csv(name, zip(*values, strict=True))
     if history.participation:
         replies = (
-            (row.iteration, row.asked, row.replied, *map("; ".join, (row.absent, row.rejected)))
+            (row.iteration, row.asked, row.replied, "; ".join(row.absent), "; ".join(row.rejected))
             for row in history.participation
         )
         files[PARTICIPATION] = _csv(PARTICIPATION, replies)
@@ -157,19 +150,16 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
     chosen = ("algorithm", "num_agents", "horizon", "tau", "seed")
     summary: dict[str, Any] = {name: getattr(settings, name) for name in chosen}
     summary |= {"engine": settings.engine.name, "final_regret": history.regret}
-    predictions = {"log_loss": history.log_loss, "accuracy": history.accuracy}
-    summary |= {name: value for name, value in predictions.items() if value is not None}
     counts = ("exchanges", "rounds", "uploaded_bytes", "downloaded_bytes")
-    summary |= {name: getattr(history, name) for name in counts}
-    if history.heterogeneity is not None:
-        summary["heterogeneity"] = history.heterogeneity
+    for name in ("log_loss", "accuracy", *counts, "heterogeneity"):
+        if (value := getattr(history, name)) is not None:
+            summary[name] = value
     if settings.is_private:
         summary["privacy"] = ReleasePlan(settings).summary(history.openings)
     summary["runtime_seconds"] = round(runtime_seconds, 3)
     if history.participation:
-        asked = sum(row.asked for row in history.participation)
         replied = sum(row.replied for row in history.participation)
-        summary["participation"] = replied / asked
+        summary["participation"] = replied / sum(row.asked for row in history.participation)
         summary["node_uploaded_bytes"] = history.node_uploaded_bytes
         summary["node_downloaded_bytes"] = history.node_downloaded_bytes
     return {**summary, "complete": True}
@@ -178,7 +168,7 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
 def _config_yaml(settings: Settings) -> bytes:
     from omegaconf import OmegaConf  # noqa: PLC0415 - agents import this module's package
 
-    values = to_nested(settings)
+    values = unflatten(to_dotted(settings))
     for name in STORAGE_SETTINGS:
         del values[name]
     return OmegaConf.to_yaml(OmegaConf.create(values)).encode()
@@ -202,14 +192,10 @@ def save_files(path: Path, files: Mapping[str, bytes], *, replace: bool = False)
 
 
 def _require_no_run(path: Path) -> None:
-    if not any((path / name).exists() for name in (CONFIG, REGRET, SUMMARY, CHECKPOINT)):
-        return
-    unfinished = (path / CHECKPOINT).exists() and not (path / SUMMARY).exists()
-    raise OutputError(
-        f"{path} holds an unfinished run: resume=true resumes it"
-        if unfinished
-        else f"{path} already holds a run: name another directory, or remove this one"
-    )
+    if (path / CHECKPOINT).exists() and not (path / SUMMARY).exists():
+        raise OutputError(f"{path} holds an unfinished run: resume=true resumes it")
+    if any((path / name).exists() for name in (CONFIG, REGRET, SUMMARY, CHECKPOINT)):
+        raise OutputError(f"{path} already holds a run: name another directory, or remove this one")
 
 
 def is_finished(path: Path, settings: Settings) -> bool:
@@ -224,22 +210,24 @@ def is_finished(path: Path, settings: Settings) -> bool:
     except (AttributeError, FldbError, OSError, ValueError, yaml.YAMLError):
         same = False
     if not same:
-        problem = "holds a run of other settings: resume=true needs the same settings"
-        raise OutputError(f"{path} {problem}")
+        raise OutputError(
+            f"{path} holds a run of other settings: resume=true needs the same settings"
+        )
     _discard_checkpoint(path)  # left by a kill at the very end
     return True
 
 
 def identity(settings: Settings) -> str:
     """Return the settings that determine the results of a run, one line each."""
-    # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
-    nodes = () if settings.engine.name == "inprocess" else ("engine.num_nodes",)
     values = to_dotted(settings)
-    values |= {name: default_of(name) for name in unused(values)}
+    values |= {name: entry_of(name).default for name in unused(values)}
     if values["beta_scale"] == AUTO and not selects_by_curvature(settings):
         values["beta_scale"] = 1.0
-    ignored = (*_NOT_IN_IDENTITY, *nodes)
-    return "".join(f"{name}={value!r}\n" for name, value in values.items() if name not in ignored)
+    if settings.engine.name != "inprocess":
+        # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
+        values["engine.num_nodes"] = None
+    kept = {name: value for name, value in values.items() if name not in _NOT_IN_IDENTITY}
+    return "".join(f"{name}={value!r}\n" for name, value in kept.items())
 
 
 def request_stop(path: Path) -> None:

@@ -16,19 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from fldb_flower.bandit.estimate import VARIANCES
 from fldb_flower.errors import DataError, SettingsError
-from fldb_flower.federation.exchange import AnyUpload, Broadcast, Noise, ShareUpload, Upload
+from fldb_flower.federation.exchange import (
+    MATRICES,
+    AnyUpload,
+    Broadcast,
+    Noise,
+    ShareUpload,
+    Upload,
+    length_of,
+)
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.linear import Form, make_form, pack
-from fldb_flower.secure.canonical import checked_fields, checked_integer, framed, unframed
+from fldb_flower.secure.protocol import checked_fields, checked_integer, framed, unframed
 from fldb_flower.settings import SELECTION_SETTINGS, PrivacySettings, Settings
-from fldb_flower.wire.codec import BroadcastHeader, decode_broadcast, encode_broadcast
+from fldb_flower.wire import BroadcastHeader, decode_broadcast, encode_broadcast
 
 DUELS = "num_duels"
 """The part with the number of duels: the new ones, or with shares all of the person's."""
 
-_MATRICES = ("information", "hessian", "precision")
 _SETTINGS = ("dimension", *SELECTION_SETTINGS)  # of the server's run, that a device needs
 _PRIVACY = ("clip", "delta", "epsilon", "min_variance")
 _WHAT = "the broadcast of the exchange"
@@ -97,13 +103,7 @@ def parts_of(broadcast: Broadcast) -> tuple[str, ...]:
 
 def size_of(broadcast: Broadcast, form: Form) -> int:
     """Return the number of values of the vector."""
-    return sum(_size(part, form) for part in parts_of(broadcast))
-
-
-def _size(part: str, form: Form) -> int:
-    if part in _MATRICES:
-        return form.size
-    return {"losses": len(VARIANCES), DUELS: 1}.get(part, form.dimension)
+    return sum(length_of(part, form) for part in parts_of(broadcast))
 
 
 def vector_of(
@@ -113,7 +113,7 @@ def vector_of(
     values = []
     for name in parts_of(broadcast):
         value = getattr(upload, name)
-        if name in _MATRICES:
+        if name in MATRICES:
             value = pack(value) * form.off_diagonal()
         values.append(np.ravel(value) / units[name])
     return np.concatenate(values)
@@ -133,9 +133,9 @@ def upload_of(
     values: dict[str, Any] = {}
     noise, start = {}, 0
     for name in parts_of(broadcast):
-        end = start + _size(name, form)
+        end = start + length_of(name, form)
         value = vector[start:end] * units[name]
-        if name in _MATRICES:
+        if name in MATRICES:
             value = form.unpack(value / form.off_diagonal())
         values[name], noise[name], start = value, deviation * units[name], end
     duels = max(0, round(float(values.pop(DUELS)[0])))

@@ -1,17 +1,19 @@
-"""One declared setting: its metadata, its names, and the check of a value."""
+"""One declared setting: its names, its description, and the check of a value."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import functools
+import inspect
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Collection
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from numbers import Real
-from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from fldb_flower.errors import SettingsError, shown
 
@@ -24,23 +26,22 @@ NONE = "none"
 MAX_INTEGER = 2**63 - 1
 """Largest integer of Flower's run config."""
 
-Need = Callable[[Mapping[str, Any]], str]
-"""Returns why a setting has no effect (``algorithm=ldb``), from all settings; empty if it has."""
-
 Spelling = Literal["attribute", "dotted", "kebab", "keyword"]
 
 ORIGIN: ContextVar[tuple[str, Spelling]] = ContextVar("ORIGIN", default=("Python", "attribute"))
 """Source of the settings being built, and the spelling of names there, for error messages."""
 
 _VALID = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
+_HELP = re.compile(r"^:(\w+): (.+(?:\n +.+)*)", re.MULTILINE)
 
 
 class Limits(NamedTuple):
-    """Range of a number, with both ends, except one that is ``excluded``."""
+    """Range of a number, with both ends except one that is ``excluded``, and the reason for it."""
 
     minimum: float
     maximum: float
     excluded: float | None = None
+    why: str = ""
 
     def contain(self, number: float) -> bool:
         """Whether a number is in the range."""
@@ -61,46 +62,34 @@ SHARE = Limits(0, 1, excluded=0)
 SECONDS, WAIT = Limits(0, MAX_SECONDS), Limits(0, MAX_SECONDS, excluded=0)
 
 
-def setting(
-    default: Any,
-    help: str,
-    limits: Limits | None = None,
-    *,
-    choices: Collection[str] = (),
-    words: tuple[str, ...] = (),
-    why: str = "",
-    needs: tuple[Need, ...] = (),
-) -> Any:
-    """Declare a setting as a dataclass field.
+def setting(default: Any, valid: Limits | Collection[str], *words: str) -> Any:
+    """Declare a field with limits or names, a collection that may grow.
 
-    A default such as ``"auto"`` is valid besides numbers, and so are ``words``. ``choices``, a
-    collection that may grow, has the valid names. ``why`` is the reason for the limits, for
-    messages. Without one of ``needs``, the setting has no effect.
+    A default such as ``"auto"`` is valid besides numbers, and so are ``words``.
     """
-    metadata = {
-        "help": help, "limits": limits, "choices": choices, "words": words, "why": why,
-        "needs": needs,
-    }  # fmt: skip
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"valid": valid, "words": words})
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One declared setting.
+    """One declared setting: a field of a group's dataclass, or of the whole (``group=""``).
 
-    ``attribute`` is Python's spelling: ``environment.sigma``, and ``lambda_``. ``kind`` is bool,
-    int, float or str. The other attributes are those of :func:`setting`.
+    ``kind`` is bool, int, float or str; ``words`` are valid besides the numbers in ``limits``.
     """
 
-    attribute: str
+    group: str
+    field: str
     default: Any
     kind: type
     help: str
     limits: Limits
     choices: Collection[str]
     words: tuple[str, ...]
-    why: str
-    needs: tuple[Need, ...]
+
+    @property
+    def attribute(self) -> str:
+        """Python's spelling: ``environment.sigma``, and ``lambda_``."""
+        return f"{self.group}.{self.field}" if self.group else self.field
 
     @property
     def dotted(self) -> str:
@@ -117,20 +106,10 @@ class Entry:
         """Flower's spelling: ``environment-sigma``."""
         return self.keyword.rstrip("_").replace("_", "-")
 
-    @functools.cached_property
+    @property
     def path(self) -> tuple[str, ...]:
         """The keys in Hydra's configuration."""
         return tuple(self.dotted.split("."))
-
-    @functools.cached_property
-    def group(self) -> str:
-        """The name of the group's field; empty for a setting without a group."""
-        return self.attribute.rpartition(".")[0]
-
-    @functools.cached_property
-    def field(self) -> str:
-        """The name of the dataclass field."""
-        return self.attribute.rpartition(".")[2]
 
     def value(self, settings: Any) -> Any:
         """Return this setting's value."""
@@ -142,63 +121,78 @@ class Entry:
         if self.choices:
             name = value.replace("-", "_").lower() if isinstance(value, str) else ""
             if name in self.choices:
-                return str(name)
+                return name
             valid = f"one of {', '.join(self.choices)}{suggestion(name, self.choices)}"
         elif self.kind in (bool, str):
             if isinstance(value, self.kind):
                 return self.kind(value)
-        elif isinstance(value, str) and value in (self.default, *self.words):
+        elif isinstance(value, str) and value in self.words:
             return str(value)
         elif _is_finite(value) and (self.kind is float or value == int(value)):
             value, valid = self.kind(value), str(self.limits)
             if self.limits.contain(value):
                 return value
         else:
-            words = [self.default, *self.words] if isinstance(self.default, str) else []
-            valid = " or ".join([f"{valid}, {self.limits}", *words])
-        why = f" ({self.why})" if self.why else ""
+            valid = " or ".join([f"{valid}, {self.limits}", *self.words])
+        why = f" ({self.limits.why})" if self.limits.why else ""
         raise SettingsError(f"{key}={shown(value)} (from {source}): must be {valid}{why}")
 
 
 class Checked:
-    """Base of the settings' dataclasses: values are checked on construction and by ``replace``."""
+    """Base of the settings' dataclasses: values are checked on construction and by ``replace``.
 
-    GROUP: ClassVar[str] = ""
-    """Key of the group in the Hydra configuration; empty for the root."""
-    NEEDS: ClassVar[tuple[Need, ...]] = ()
-    """What all settings of the group need."""
+    ``group`` is the key of the group in the Hydra configuration. Docstrings describe the fields.
+    """
+
+    group_name = ""
+
+    def __init_subclass__(cls, group: str = "") -> None:
+        cls.group_name = group
 
     def __post_init__(self) -> None:
         source, spelling = ORIGIN.get()
         kind: type = type(self)
         for entry in entries_of(kind):
-            value = getattr(self, entry.field) if entry.group == self.GROUP else entry.default
-            if value is not entry.default:
-                checked = entry.check(value, getattr(entry, spelling), source)
-                object.__setattr__(self, entry.field, checked)
+            if entry.group == self.group_name:
+                value = getattr(self, entry.field)
+                if value is not entry.default:
+                    checked = entry.check(value, getattr(entry, spelling), source)
+                    object.__setattr__(self, entry.field, checked)
 
 
 @functools.cache
 def entries_of(cls: Any) -> tuple[Entry, ...]:
     """Return the settings that a dataclass and its groups declare, in the order of declaration."""
-    hints, entries = get_type_hints(cls), list[Entry]()
+    hints, groups, entries = get_type_hints(cls), groups_of(cls), list[Entry]()
+    texts = dict(_HELP.findall(inspect.cleandoc(cls.__doc__)))
     for item in dataclasses.fields(cls):
-        hint = hints[item.name]
-        if not item.metadata:
+        hint, name = hints[item.name], item.name
+        if name in groups:
             entries += entries_of(hint)
-        else:
-            kind = hint if isinstance(hint, type) else hint.__args__[0]  # `float | str` for auto
-            attribute = f"{cls.GROUP}.{item.name}".lstrip(".")
-            facts = {**item.metadata, "needs": (*cls.NEEDS, *item.metadata["needs"])}
-            entries.append(Entry(attribute, item.default, kind, **facts))
+            continue
+        kind = hint if isinstance(hint, type) else hint.__args__[0]  # `float | str` for auto
+        valid, words = item.metadata.get("valid", ()), item.metadata.get("words", ())
+        is_number = kind in (int, float)
+        entries.append(
+            Entry(
+                cls.group_name,
+                name,
+                item.default,
+                kind,
+                help=" ".join(texts[name.rstrip("_")].split()),
+                limits=valid if is_number else FROM_ZERO,
+                choices=() if is_number else valid,
+                words=(item.default, *words) if isinstance(item.default, str) else words,
+            )
+        )
     return tuple(entries)
 
 
 @functools.cache
-def groups_of(cls: type) -> dict[str, type]:
+def groups_of(cls: Any) -> dict[str, type]:
     """Return the groups of a dataclass by the name of their field."""
     hints = get_type_hints(cls)
-    return {item.name: hints[item.name] for item in dataclasses.fields(cls) if not item.metadata}
+    return {it.name: hints[it.name] for it in dataclasses.fields(cls) if it.default is MISSING}
 
 
 def suggestion(name: object, known: Collection[str]) -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, AlgorithmEntry
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS
 from fldb_flower.errors import SettingsError
-from fldb_flower.settings.entries import AUTO, NONE, RAY, Need, entries_of
+from fldb_flower.settings.entries import AUTO, NONE, RAY, entries_of
 
 if TYPE_CHECKING:
-    from fldb_flower.settings.declaration import Settings
+    from fldb_flower.settings import Settings
 
 MOVIELENS_ITEMS = 200  # the items with most ratings; also the number of users
 MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
@@ -33,99 +33,97 @@ SELECTION_SETTINGS = (
 _NO_NOISE = "privacy.epsilon=none: no noise is added; set privacy.epsilon to a number"
 """Why other settings of privacy have no effect."""
 
-# --- what a setting needs --------------------------------------------------------------------
+# --- settings without effect -----------------------------------------------------------------
 
 
-def _where(name: str, test: Callable[[Any], bool]) -> Need:
-    """Need a value of another setting that passes a test; a missing one is no obstacle."""
+def unused(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings without effect on a run, by dotted name, each with the reason.
 
-    def need(settings: Mapping[str, Any]) -> str:
-        value = settings.get(name)
-        return "" if value is None or test(value) else f"{name.removesuffix('.name')}={value}"
-
-    return need
-
-
-def only(name: str, *values: Any) -> Need:
-    """Need one of the given values of another setting."""
-    return _where(name, lambda value: value in values)
+    ``values`` are settings by dotted name, as a file may have them: some may be missing or invalid.
+    """
+    reasons: dict[str, str] = {}
+    for names, reason in (*_without_effect(values), *_without_effect_on(values)):
+        if reason:
+            reasons = dict.fromkeys(names.split(), reason) | reasons  # the first reason counts
+    found = {name: reasons.get(name.partition(".")[0], reasons.get(name)) for name in values}
+    return {name: reason for name, reason in found.items() if reason}
 
 
-def algorithms(*names: str) -> Need:
-    """Need one of the package's algorithms; what others use is not known."""
-    return _where("algorithm", lambda name: name in names or not _is_own(name))
+def _other(values: Mapping[str, Any], name: str, *valid: Any) -> str:
+    """Return a setting that has none of the valid values, as a reason; a missing one is none."""
+    value = values.get(name)
+    return "" if value is None or value in valid else f"{name.removesuffix('.name')}={value}"
 
 
-def algorithm_with(test: Callable[[AlgorithmEntry], bool]) -> Need:
-    """Need an algorithm with certain attributes."""
-    return _where("algorithm", lambda name: name not in ALGORITHMS or test(ALGORITHMS[name]))
+def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield settings and groups with the reason, or an empty text, why they have no effect."""
+    other = partial(_other, values)
+    yield "environment schedule num_arms tau checkpoint_seconds", other("mode", "simulation")
+    yield "devices", other("mode", "devices")
+    secure = "devices.federation devices.helper devices.helper_key devices.helper_token"
+    yield secure, other("secure", True)
+    scheduled = (name for name, entry in ALGORITHMS.items() if entry.scheduled)
+    if values.get("algorithm") in ALGORITHMS:
+        yield "schedule tau", other("algorithm", *scheduled)
+    yield "tau", other("schedule.name", "periodic")
+    yield "schedule.ratio", other("schedule.name", "geometric")
+    if values.get("environment.name") in ENVIRONMENTS.keys() - ENVIRONMENTS.added:
+        for names, *valid in (
+            ("environment.sigma", "synthetic"),
+            ("environment.path", "movielens", "duels"),
+            ("environment.users", "movielens"),
+            ("environment.play environment.max_people environment.min_answers", "duels"),
+        ):
+            yield names, other("environment.name", *valid)
+    yield "engine.num_nodes", other("engine.name", "inprocess", "flower")
+    yield "engine.num_cpus engine.num_gpus", other("engine.name", "flower")
+    yield "engine.workers checkpoint_seconds", other("engine.name", "vectorized")
+    nodes = other("engine.name", "inprocess", "flower")
+    if values.get("mode") == "devices":
+        nodes = ""
+    yield "quorum node_wait reply_timeout max_message_mb", nodes
+    if values.get("privacy.epsilon", NONE) == NONE:
+        noise = "privacy.delta privacy.unit privacy.clip privacy.parties privacy.min_variance"
+        yield noise, _NO_NOISE
+        if not values.get("secure"):  # otherwise, uploads are limited, or encoded as integers
+            yield "max_difference", nodes
 
 
-def environments(*names: str) -> Need:
-    """Need one of the package's environments; what others use is not known."""
-    return _where(
-        "environment.name",
-        lambda name: name in {*names, *ENVIRONMENTS.added} or name not in ENVIRONMENTS,
-    )
-
-
-scheduled = algorithm_with(lambda entry: entry.scheduled)
-simulation = _where("mode", lambda mode: mode != "devices")
-devices = only("mode", "devices")
-selected_pairs = _where("environment.play", lambda play: play != "predict")
-"""Need pairs that agents select; in predict they are those of the recorded duels."""
-_widths = _where(
-    "algorithm", lambda name: not _is_own(name) or ALGORITHMS[name].agents in {"common", "local"}
-)
-_messages = _where("engine.name", lambda engine: engine != "vectorized")
-
-
-def private(settings: Mapping[str, Any]) -> str:
-    """Need noise."""
-    return "" if _is_private(settings) else _NO_NOISE
-
-
-def _confidence(settings: Mapping[str, Any]) -> str:
-    """Need W_sync and beta_t, by which agents select; FLDB-ONS uses them with a ``beta_scale``."""
-    if settings.get("algorithm") == "fldb_ons" and settings.get("beta_scale") == AUTO:
-        return "algorithm=fldb_ons and beta_scale=auto"
-    return _widths(settings)
-
-
-def ridge(settings: Mapping[str, Any]) -> str:
-    """Need lambda as the ridge of the loss, or in W_sync; FLDB-ONS has it in W_sync only."""
-    is_ons = settings.get("algorithm") == "fldb_ons"
-    return _confidence(settings) or (selected_pairs(settings) if is_ons else "")
-
-
-def bound_of_theory(settings: Mapping[str, Any]) -> str:
-    """Need beta_t, for the selection of pairs or for the radius of FLDB-OGD's projection."""
-    if settings.get("algorithm") == "fldb_ogd" and settings.get("projection_radius") == AUTO:
-        return ""
-    return _confidence(settings) or selected_pairs(settings)
-
-
-def ridge_of_curvature(settings: Mapping[str, Any]) -> str:
-    """Need FLDB-ONS, or the first step of FLDB-OGD with noise."""
-    return algorithms("fldb_ons", *(("fldb_ogd",) if _is_private(settings) else ()))(settings)
-
-
-def nodes(settings: Mapping[str, Any]) -> str:
-    """Need nodes that exchange messages."""
-    return "" if settings.get("mode") == "devices" else _messages(settings)
-
-
-def longest_difference(settings: Mapping[str, Any]) -> str:
-    """Need a use of max_difference: uploads are checked, limited, or encoded as integers."""
-    return "" if settings.get("secure") or _is_private(settings) else nodes(settings)
-
-
-def _is_private(settings: Mapping[str, Any]) -> bool:
-    return bool(settings.get("privacy.epsilon", NONE) != NONE)
-
-
-def _is_own(algorithm: Any) -> bool:
-    return algorithm in ALGORITHMS and algorithm not in ALGORITHMS.added
+def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the same of settings of certain algorithms; what an added one uses is not known."""
+    name, other = values.get("algorithm"), partial(_other, values)
+    this, entry = f"algorithm={name}", ALGORITHMS.get(str(name))
+    is_own = entry is not None and name not in ALGORITHMS.added
+    not_selected = "" if values.get("environment.play") != "predict" else "environment.play=predict"
+    for names, kinds in (
+        ("selection", {"common", "local", "personal"}),
+        ("beta_scale", {"common", "local"}),
+        ("refit_ratio", {"local", "personal"}),
+        ("matrix_form", {"common"}),
+        ("privacy.min_variance personal_ridge personal_width", {"personal"}),
+    ):
+        yield names, this if entry and entry.agents not in kinds else ""
+    yield "first_round", this if entry and entry.exchanges != "several_first" else ""
+    is_private = values.get("privacy.epsilon", NONE) != NONE
+    for names, *own in (
+        ("alpha step_index projection_center projection_radius", "fldb_ogd"),
+        ("solver gd_steps gd_step_size", "fldb_gd"),
+        ("ons_width", "fldb_ons"),
+        ("personal_variance", "fldb_personal"),
+        ("ons_ridge", "fldb_ons", *["fldb_ogd"] * is_private),  # the first step of FLDB-OGD
+    ):
+        yield names, this if is_own and name not in own else ""
+    yield "gd_steps gd_step_size", other("solver", "gd")
+    yield "ons_width", other("beta_scale", AUTO)
+    # W_sync and beta_t, by which agents select; FLDB-ONS uses them with a beta_scale.
+    confidence = this if is_own and entry and entry.agents in {"personal", "uniform"} else ""
+    if name == "fldb_ons" and values.get("beta_scale") == AUTO:
+        confidence = "algorithm=fldb_ons and beta_scale=auto"
+    # FLDB-ONS has lambda in W_sync only, and the others in their loss.
+    yield "lambda", confidence or (not_selected if name == "fldb_ons" else "")
+    if name != "fldb_ogd" or values.get("projection_radius") != AUTO:  # a radius of the theory
+        yield "kappa_mu delta", confidence or not_selected
+    yield "selection beta_scale ons_width personal_width", not_selected
 
 
 # --- values that follow from other settings --------------------------------------------------
@@ -147,30 +145,6 @@ def automatic(settings: Settings) -> dict[str, Any]:
     if environment.play == "predict":
         values["num_arms"] = 2  # those of the recorded duel
     return values
-
-
-def takes_one_exchange(settings: Settings) -> bool:
-    """Return whether each round takes exactly one exchange of statistics.
-
-    FLDB-Personal's does; with ``first_round=step`` also those of FLDB-OGD and FLDB-ONS. A round
-    that is run again, because replies were missing, repeats its exchange.
-    """
-    exchanges = ALGORITHMS[settings.algorithm].exchanges
-    return exchanges == "one" or (exchanges == "several_first" and settings.takes_first_step)
-
-
-def clip_length(settings: Settings) -> float | None:
-    """Return ``privacy.clip`` as a number; None if it is auto and nothing determines it.
-
-    auto is max_difference if that is a number. In a simulation with ``environment=synthetic``, it
-    is ``sqrt(2 d)``, the root of the mean squared length of a difference of two N(0, I) arms.
-    """
-    for length in (settings.privacy.clip, settings.max_difference):
-        if length != AUTO:
-            return float(length)
-    if settings.mode == "simulation" and settings.environment.name == "synthetic":
-        return math.sqrt(2.0 * settings.dimension)
-    return None
 
 
 # --- settings that do not go together --------------------------------------------------------
@@ -280,15 +254,14 @@ def _privacy_problems(settings: Settings) -> Problems:
                 yield f"{entry.dotted}={value!r}", reason
         return
     name, epsilon = settings.algorithm, f"privacy.epsilon={privacy.epsilon:g}"
-    exchanges = "one" if takes_one_exchange(settings) else ALGORITHMS[name].exchanges
-    if exchanges != "one":
+    if settings.exchanges != "one":
         reason = {
             "none": "releases nothing, so it needs no noise; leave it out",
             "several_first": "releases several sums over the duels of the first round; use"
             " first_round=step",
             "several": "releases many sums over all duels, each of which needs noise; use"
             " algorithm=fldb_ons with first_round=step",
-        }[exchanges]
+        }[settings.exchanges]
         yield epsilon, f"algorithm={name} {reason}"
     if settings.robust == "trimmed":
         reason = "a trimmed mean has no known sensitivity; use robust=none"

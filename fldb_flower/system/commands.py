@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from fldb_flower.system.startup import discard_output
+from fldb_flower.errors import FldbError, one_line
+from fldb_flower.system.startup import INTERRUPTED, discard_output, interruptible
 
 _N = TypeVar("_N", int, float)
 
@@ -52,6 +54,16 @@ def installed_version() -> str:
         return version("fldb-flower")
     except PackageNotFoundError:
         return "(not installed)"
+
+
+@contextlib.contextmanager
+def ending_in_one_line(line: str = INTERRUPTED, *, insist: bool = True) -> Iterator[None]:
+    """End with one line on an error of the user, and with ``line`` on a signal."""
+    with interruptible(lambda: line, insist=insist):
+        try:
+            yield
+        except FldbError as error:
+            sys.exit(f"error: {one_line(error)}")
 
 
 class OutputHandler(logging.StreamHandler):  # type: ignore[type-arg]

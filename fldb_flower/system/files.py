@@ -15,7 +15,7 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 
-from fldb_flower.errors import DataError
+from fldb_flower.errors import DataError, FldbError, OutputError
 
 try:
     import fcntl
@@ -61,6 +61,36 @@ def reason_of(error: OSError) -> str:
         except OSError as actual:
             error = actual
     return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def reported(error: type[FldbError], action: str) -> Iterator[None]:
+    """Turn an OSError into one line: ``cannot read ca.key: No such file or directory``."""
+    try:
+        yield
+    except OSError as reason:
+        raise error(f"cannot {action}: {reason_of(reason)}") from None
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder with mode 0700 if it does not exist, or raise OutputError."""
+    with reported(OutputError, f"create the folder {folder}"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def check_writers(path: Path) -> None:
+    """Raise DataError if another user than the one of this process, and root, can write a file."""
+    if not hasattr(os, "geteuid"):
+        raise DataError(f"cannot check who can write {path}: this needs Linux or macOS")
+    with reported(DataError, f"read {path}"):
+        status = path.stat()
+    if status.st_uid not in {os.geteuid(), 0}:
+        raise DataError(
+            f"{path} belongs to user {status.st_uid}: must belong to user {os.geteuid()}, which"
+            " runs this process, or to root"
+        )
+    if status.st_mode & 0o022:
+        raise DataError(f"other users can write {path}: chmod go-w {path}")
 
 
 def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:

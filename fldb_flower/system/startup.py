@@ -84,24 +84,20 @@ def report_exception(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Print an exception that ends the process, unless the reader of the output has ended."""
-    if issubclass(kind, BrokenPipeError) and _output_is_closed():
+    if issubclass(kind, BrokenPipeError) and _has_no_reader():
         discard_output()
     else:
         sys.__excepthook__(kind, error, trace)
 
 
-def _output_is_closed() -> bool:
+def _has_no_reader() -> bool:
+    """Whether the reader of the output has ended; a failed write leaves nothing to flush."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         return any(events & select.POLLERR for _, events in poll.poll(0))
     except (AttributeError, OSError, ValueError):  # stdout is no file
         return False
-
-
-def discard_output() -> None:
-    """Discard what is written to stdout from now on."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _flush() -> None:
@@ -112,6 +108,11 @@ def _flush() -> None:
         discard_output()
     except (AttributeError, ValueError):  # there is no stdout, or it is closed
         pass
+
+
+def discard_output() -> None:
+    """Discard what is written to stdout from now on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # --- signals ---------------------------------------------------------------------------------

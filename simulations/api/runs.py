@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import tempfile
 import time
 import warnings
@@ -12,19 +11,17 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import pandas as pd
 
 from fldb_flower.errors import DataError, SettingsError, one_line
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.privacy.usefulness import cautions
-from fldb_flower.runs.curves import label_axes, line_style
+from fldb_flower.privacy.plan import cautions
 from fldb_flower.runs.directory import MODEL, SUMMARY
 from fldb_flower.runs.experiment import out_of_memory
-from fldb_flower.runs.plots import axes_for
+from fldb_flower.runs.plots import axes_for, label_axes, line_style
 from fldb_flower.runs.results import (
     CONFIG,
     FILES,
@@ -37,16 +34,7 @@ from fldb_flower.runs.results import (
 )
 from fldb_flower.runs.styles import style_of
 from fldb_flower.settings import Settings, from_keywords, keyword_entry, to_dotted, unused
-from simulations.saved_runs import (
-    Run,
-    Unfinished,
-    find_runs,
-    parse_file,
-    parse_table,
-    read_optional,
-    read_run,
-    varying,
-)
+from simulations.saved_runs import Run, Unfinished, find_runs, parse, read_run, varying
 from simulations.sweeps.tables import table
 
 if TYPE_CHECKING:
@@ -86,14 +74,17 @@ class Result:
 
     def __init__(self, settings: dict[str, Any], files: Mapping[str, bytes]) -> None:
         self.settings = settings
-        self.summary: dict[str, Any] = json.loads(files[SUMMARY])
-        self.regret = parse_table(files[REGRET])
         self._files = dict(files)
+        self.summary: dict[str, Any] = self._read(SUMMARY)
+        self.regret: pd.DataFrame = self._read(REGRET)
+
+    def _read(self, name: str) -> Any:
+        return parse(name, self._files[name]) if name in self._files else None
 
     @cached_property
     def theta(self) -> FloatArray | None:
         """The final common estimate theta_sync, (d,); None if there is none."""
-        return _theta(self._files[MODEL]) if MODEL in self._files else None
+        return cast(FloatArray | None, self._read(MODEL))
 
     @cached_property
     def participation(self) -> pd.DataFrame | None:
@@ -101,12 +92,12 @@ class Result:
 
         The columns are ``iteration``, ``asked``, ``replied``, ``absent`` and ``rejected``.
         """
-        return parse_table(self._files[PARTICIPATION]) if PARTICIPATION in self._files else None
+        return cast(pd.DataFrame | None, self._read(PARTICIPATION))
 
     @cached_property
     def prediction(self) -> pd.DataFrame | None:
         """Log loss and accuracy up to each iteration; None if the run predicted no answers."""
-        return parse_table(self._files[PREDICTION]) if PREDICTION in self._files else None
+        return cast(pd.DataFrame | None, self._read(PREDICTION))
 
     def plot(self, ax: Axes | None = None, **style: Any) -> Axes:
         """Plot the cumulative regret against the iterations.
@@ -234,25 +225,20 @@ def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
         run = read_run(folder)
         if isinstance(run, Unfinished):
             raise DataError(f"{run.path}: {run.reason}")
+        files = {name: folder / name for name in FILES if (folder / name).exists()}
+        contents = {name: path.read_bytes() for name, path in files.items()}
         try:
-            for name in (PREDICTION, PARTICIPATION):
-                read_optional(run, name)
-            if (folder / MODEL).exists():
-                parse_file(folder / MODEL, _theta)
+            for name, content in contents.items():
+                parse(name, content)
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
-        files = {name: folder / name for name in FILES if (folder / name).exists()}
-        return Result(run.settings, {name: path.read_bytes() for name, path in files.items()})
+        return Result(run.settings, contents)
     runs, unfinished = find_runs([folder])
     for each in unfinished:
         warnings.warn(one_line(f"{each.path}: {each.reason}"), stacklevel=2)
     if not runs:
         raise DataError(f"{folder}: contains no finished run")
     return table(runs, varying(runs), folder)
-
-
-def _theta(content: bytes) -> FloatArray:
-    return np.array(json.loads(content)["theta_sync"], dtype=float)
 
 
 class Callback:

@@ -19,15 +19,15 @@ import pandas as pd
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.errors import FldbError, OutputError, SettingsError
-from fldb_flower.privacy.usefulness import cautions
+from fldb_flower.privacy.plan import cautions
 from fldb_flower.settings import Settings, from_keywords
 from fldb_flower.system.files import reason_of
 from fldb_flower.system.progress import progress as shown
 from simulations.api.runs import SOURCE, checked_path, merged, run_settings
 from simulations.pools import map_in_processes
-from simulations.saved_runs import Run, find_finished
-from simulations.sweeps.plan import describe_exception, folders_of, listed, plan
-from simulations.sweeps.tables import TABLE, table, write_csv
+from simulations.saved_runs import Run, read_run
+from simulations.sweeps.plan import describe_exception, listed, plan
+from simulations.sweeps.tables import TABLE, table
 
 
 class SweepError(FldbError):
@@ -125,29 +125,36 @@ def _run_all(
     """Run what is not yet in the directory; see :func:`sweep`."""
     if not isinstance(jobs, Integral) or isinstance(jobs, bool) or jobs < 1:
         raise SettingsError(f"jobs={jobs!r} (from {SOURCE}): must be a whole number, at least 1")
-    found = plan(choices, swept, SOURCE, lambda _number, chosen: from_keywords(chosen, SOURCE))
+    folder = None if directory is None else checked_path(directory, "directory")
+    found = plan(
+        choices, swept, SOURCE, folder or Path(),
+        lambda _number, chosen: (from_keywords(chosen, SOURCE), None),
+    )  # fmt: skip
     for error in found.refused.values():
         raise error
     for line in cautions(*found.settings):
         warnings.warn(line, stacklevel=3)
-    folder = None if directory is None else _prepared(checked_path(directory, "directory"))
-    finished = {} if folder is None else find_finished(folder)
-    runs = {key: finished[key] for key in found.jobs if key in finished}
-    paths = {} if folder is None else folders_of(found.jobs, folder)
-    todo = {key: job for key, job in found.jobs.items() if key not in runs}
-    bar = shown("", len(found.jobs), "run", initial=len(runs), keep=True)
+    outcomes: dict[str, Run | str] = {}
+    if folder is not None:
+        _prepare(folder)
+        for key, job in found.jobs.items():
+            if isinstance(run := read_run(job.folder, key), Run):
+                outcomes[key] = run
+    todo = {key: job for key, job in found.jobs.items() if key not in outcomes}
+    bar = shown("", len(found.jobs), "run", initial=len(outcomes), keep=True)
     with bar if progress else nullcontext(lambda: None) as done:
-        calls = [(job.settings, paths.get(key)) for key, job in todo.items()]
-        outcomes = _outcomes(calls, min(int(jobs), len(todo)), done)
-    errors: dict[str, str] = {}
-    for (key, job), outcome in zip(todo.items(), outcomes, strict=True):
-        if isinstance(outcome, Run):
-            runs[key] = outcome
-        else:
-            errors[job.name] = outcome
-    result = table([runs[key] for key in found.jobs if key in runs], swept, folder)
+        calls = [(job.settings, folder and job.folder) for job in todo.values()]
+        new = _outcomes(calls, min(int(jobs), len(todo)), done)
+    outcomes |= zip(todo, new, strict=True)
+    runs = [run for key in found.jobs if isinstance(run := outcomes[key], Run)]
+    errors = {
+        job.name: reason
+        for key, job in found.jobs.items()
+        if isinstance(reason := outcomes[key], str)
+    }
+    result = table(runs, swept, folder)
     if folder is not None and runs:
-        write_csv(result, folder / TABLE)
+        result.to_csv(folder / TABLE, index=False, lineterminator="\n")
     if errors:
         raise SweepError(result, errors)
     return result
@@ -169,7 +176,7 @@ def _choices(given: Mapping[str, Any]) -> tuple[dict[str, list[Any]], list[str]]
     return choices, swept
 
 
-def _prepared(folder: Path) -> Path:
+def _prepare(folder: Path) -> None:
     """Create the folder of a sweep; check that the results can be written before the first run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +187,6 @@ def _prepared(folder: Path) -> Path:
                     raise OutputError(f"{folder / TABLE} is not a table of runs: not overwritten")
     except OSError as error:
         raise OutputError(f"directory={str(folder)!r}: {reason_of(error)}") from None
-    return folder
 
 
 _Call = tuple[Settings, Path | None]

@@ -27,20 +27,11 @@ from simulations.local_process import LocalProcess, configure_flwr, environment
 
 _LINK = "job"  # name of the SuperLink in Flower's configuration
 _SIGNAL_SECONDS = 1.0  # at most until a signal is handled
+_REGRET = "final regret"  # in the line with the result
 
 
 def run(settings: Settings, output_dir: str) -> None:
-    """Run with `flwr run` and wait for the result.
-
-    If Ray does not start in time on a busy machine, the run is started again.
-
-    Raises
-    ------
-    StoppedError
-        A stop was requested.
-    FederationError
-        The run ended without a result, or this installation is not a checkout.
-    """
+    """Run with `flwr run` and wait for the result; again if Ray does not start in time."""
     directory = Path(output_dir)
     command = _command(settings, directory, project_folder("engine=flower"))
     with (
@@ -52,18 +43,19 @@ def run(settings: Settings, output_dir: str) -> None:
             if stop_requested(directory):
                 raise StoppedError(f"{STOPPED}: before the run started; resume=true starts it")
             output = _output_of(command, environment(home))
-            if (directory / SUMMARY).exists() or SLOW_START not in output:
-                break
-            if failure_reason(output, settings).startswith(STOPPED):
+            if (directory / SUMMARY).exists():
+                lines = [line.partition(":      ")[2] for line in output.splitlines()]
+                shown = [each for each in lines if each.startswith("results:") or _REGRET in each]
+                print(*shown, sep="\n")
+                return
+            reason = failure_reason(output, settings)
+            if reason.startswith(STOPPED):
+                raise StoppedError(reason)
+            if SLOW_START not in output:
                 break
             if is_new:  # the server claimed the directory before Ray failed
                 discard_unfinished(directory)
-    if not (directory / SUMMARY).exists():
-        reason = failure_reason(output, settings)
-        if reason.startswith(STOPPED):
-            raise StoppedError(reason)
-        raise FederationError(f"flwr run left no {SUMMARY}: {reason}")
-    print(*_last_words(output), sep="\n")
+    raise FederationError(f"flwr run left no {SUMMARY}: {reason}")
 
 
 def _output_of(command: list[str], variables: dict[str, str]) -> str:
@@ -131,8 +123,3 @@ def failure_reason(output: str, settings: Settings) -> str:
             f" engine.num_gpus={engine.num_gpus:g}"
         )
     return reason_in(output)
-
-
-def _last_words(output: str) -> list[str]:
-    lines = [line.partition(":      ")[2] for line in output.splitlines()]
-    return [line for line in lines if "final regret" in line or line.startswith("results:")]

@@ -25,7 +25,7 @@ from clients.simulated import LocalContext
 from fldb_flower import client_app, server_app
 from fldb_flower.bandit.streams import keyed_generator
 from fldb_flower.errors import FldbError
-from fldb_flower.federation.blocks import require_agents
+from fldb_flower.federation.agents import require_agents
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings, to_flat
@@ -71,12 +71,12 @@ class InProcessGrid(Grid):
     def __init__(
         self, num_nodes: int, run_config: dict[str, Any], context_type: type[Context] = Context
     ) -> None:
-        self._run = Run.create_empty(next(_RUN_IDS))
-        TaskIdentity.run_id, TaskIdentity.task_id = self._run.run_id, 0
+        self.set_run(Run.create_empty(next(_RUN_IDS)))
+        TaskIdentity.run_id, TaskIdentity.task_id = self.run.run_id, 0
         TaskIdentity.node_id = SERVER_NODE
         self.contexts = {
             _FIRST_NODE + partition: context_type(
-                run_id=self._run.run_id,
+                run_id=self.run.run_id,
                 node_id=_FIRST_NODE + partition,
                 node_config={"partition-id": partition, "num-partitions": num_nodes},
                 state=RecordDict(),
@@ -88,12 +88,10 @@ class InProcessGrid(Grid):
         self.pending: dict[str, list[Message]] = {}
 
     def set_run(self, run: Run) -> None:
-        """Set the run."""
         self._run = run
 
     @property
     def run(self) -> Run:
-        """The run."""
         return self._run
 
     def create_message(
@@ -104,15 +102,12 @@ class InProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes' ids."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Deliver the messages and keep the replies."""
         ids = []
         for message in messages:
             message_id = str(next(self._message_ids))
@@ -122,13 +117,11 @@ class InProcessGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages."""
         return [reply for key in message_ids for reply in self.pending.pop(key, ())]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Deliver the messages and return the replies."""
         return self.pull_messages(self.push_messages(messages))
 
     def replies(self, message: Message) -> list[Message]:
@@ -149,11 +142,10 @@ class InProcessGrid(Grid):
 
 
 class LossyGrid(InProcessGrid):
-    """An :class:`InProcessGrid` that loses each message, or the reply to it, with probability p.
+    """An :class:`InProcessGrid` that loses messages, or replies, with probability ``dropout``.
 
-    p is the setting ``dropout``. The grid does not wait for lost replies. Losses are drawn from
-    streams keyed by (seed, "faults", partition, exchange), on which the agents' draws do not
-    depend.
+    The grid does not wait for lost replies. Losses are drawn from streams keyed by (seed, "faults",
+    partition, exchange), on which the agents' draws do not depend.
     """
 
     def __init__(

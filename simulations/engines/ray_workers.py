@@ -16,7 +16,7 @@ from typing import Any
 
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS, Catalogue
 from fldb_flower.errors import FederationError, SettingsError, one_line
-from fldb_flower.federation.blocks import require_agents
+from fldb_flower.federation.agents import require_agents
 from fldb_flower.runs.experiment import CHECKPOINT_COST
 from fldb_flower.settings import Settings
 from fldb_flower.system.process import keep_freed_memory, one_blas_thread, processors
@@ -29,7 +29,7 @@ REPLAYED = 32  # exchanges after which the state of the agents is saved again, a
 ATTEMPTS = 4  # of a call if actors are lost
 START_SECONDS = 300.0  # for all actors to start
 _RELEASE_SECONDS, _POLL_SECONDS, _CONNECT_SECONDS = 20.0, 0.05, 10.0
-_CATALOGUES: tuple[Catalogue[Any], ...] = (ALGORITHMS, SELECTIONS, ENVIRONMENTS)
+_CATALOGUES: tuple[Catalogue, ...] = (ALGORITHMS, SELECTIONS, ENVIRONMENTS)
 _LOG = logging.getLogger("fldb_flower")
 
 
@@ -39,7 +39,7 @@ def connected() -> Iterator[Any]:
 
     The latter is stopped at the end. A connection that this process has already stays open.
     """
-    where, handler = os.environ.get("RAY_ADDRESS") or LOCAL, signal.getsignal(signal.SIGTERM)
+    where = os.environ.get("RAY_ADDRESS") or LOCAL
     if where == LOCAL:
         # Servers listen on 127.0.0.1. Ray reads the variable when it is imported.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -50,18 +50,40 @@ def connected() -> Iterator[Any]:
             f"engine.workers=ray needs Ray: pip install 'flwr[simulation]', or use"
             f" engine.workers=auto ({one_line(error)})"
         ) from None
-    if ray.is_initialized():
-        if is_forked():
-            raise FederationError(
-                "engine.workers=ray: this process was forked from one that is connected to Ray; use"
-                " jobs=1, or start the sweep before ray.init"
-            )
+    if not ray.is_initialized():
+        _start(ray, where)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+    elif is_forked():
+        raise FederationError(
+            "engine.workers=ray: this process was forked from one that is connected to Ray; use"
+            " jobs=1, or start the sweep before ray.init"
+        )
+    else:
         yield ray
-        return
+
+
+def _start(ray: Any, where: str) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    host, _, port = where.rpartition(":")
+    handler = signal.getsignal(signal.SIGTERM)
     try:
+        if where == LOCAL:
+            options |= {"num_cpus": processors(), "include_dashboard": False}
+        elif host and "/" not in host and port.isdecimal():  # Ray waits for minutes for a listener
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of future versions of Ray
-            _start(ray, where)
+            for left in reversed(range(STARTS)):
+                try:
+                    ray.init(where, **options)
+                    return
+                except Exception as error:
+                    if SLOW_START not in str(error) or not left:
+                        raise
+                    ray.shutdown()
     except Exception as error:  # Ray raises many kinds
         what = "Ray did not start" if where == LOCAL else f"RAY_ADDRESS={where}: no cluster there"
         remedy = "" if where == LOCAL else "; `ray start --head` starts one"
@@ -69,28 +91,6 @@ def connected() -> Iterator[Any]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray replaces it
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _start(ray: Any, where: str) -> None:
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    host, _, port = where.rpartition(":")
-    if where == LOCAL:
-        options |= {"num_cpus": processors(), "include_dashboard": False}
-    elif host and "/" not in host and port.isdecimal():  # if nothing listens, Ray waits for minutes
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-    for attempt in range(1, STARTS + 1):
-        try:
-            ray.init(where, **options)
-        except Exception as error:
-            if SLOW_START not in str(error) or attempt == STARTS:
-                raise
-            ray.shutdown()
-        else:
-            return
 
 
 class Actor(Worker):
@@ -106,9 +106,6 @@ class Actor(Worker):
             _CATALOGUES[place].register(name, **facts)
         keep_freed_memory()
         one_blas_thread()  # until the process ends
-
-    def is_ready(self) -> None:
-        """Return when the actor has started."""
 
 
 class RayWorkers:
@@ -130,16 +127,15 @@ class RayWorkers:
             self._ray = opened.enter_context(connected())
             if sum(node["Alive"] for node in self._ray.nodes()) == 1:  # this machine
                 require_agents(settings, settings.num_agents, may_repeat=False)
-            self._shards = split(shards, min(self._free_cpus(len(shards)), len(shards)))
+            self._shards = split(shards, self._free_cpus(len(shards)))
             opened.callback(lambda: [self._ray.kill(actor) for actor in self._actors])
             self._actors += [self._actor(part, num_cpus=1) for part in self._shards]
+            started = [actor.__ray_ready__.remote() for actor in self._actors]
             try:
-                self._ray.get(
-                    [each.is_ready.remote() for each in self._actors], timeout=START_SECONDS
-                )
+                self._ray.get(started, timeout=START_SECONDS)
             except self._ray.exceptions.RayError as error:
                 raise _failure(error) from None
-            self._opened = opened.pop_all()
+            self.close = opened.pop_all().close  # ends actors, and the connection or the cluster
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the group of each shard; return what each returned."""
@@ -155,10 +151,6 @@ class RayWorkers:
             self._saved, self._since = self._put([(state,) for state in results]), []
             self._due = begin + (CHECKPOINT_COST + 1) * (time.monotonic() - begin)
         return results
-
-    def close(self) -> None:
-        """End the actors, and the connection or the cluster that was started for them."""
-        self._opened.close()
 
     def _put(self, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return references to the arguments for each actor."""
@@ -219,7 +211,7 @@ class RayWorkers:
         self._replayed[at] = [actor.reply.remote(*call) for call in calls]
 
     def _free_cpus(self, wanted: int) -> int:
-        """Return the number of free CPUs; wait for those that an earlier run has just released."""
+        """Return how many CPUs to use; wait for those that an earlier run has just released."""
         deadline = time.monotonic() + _RELEASE_SECONDS
         total = max(1, min(wanted, int(self._ray.cluster_resources().get("CPU", 0))))
         while (free := int(self._ray.available_resources().get("CPU", 0))) < total:
@@ -228,7 +220,7 @@ class RayWorkers:
             time.sleep(_POLL_SECONDS)
         if free < 1:
             raise FederationError("Ray has no free CPU for the agents")
-        return free
+        return min(free, wanted)
 
 
 def _failure(error: Exception) -> FederationError:

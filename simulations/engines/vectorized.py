@@ -22,8 +22,7 @@ import numpy as np
 
 from fldb_flower.algorithms import make_algorithm, run_rounds
 from fldb_flower.errors import FederationError, SettingsError, one_line
-from fldb_flower.federation.agents import AgentGroup, total_of_blocks
-from fldb_flower.federation.blocks import blocks_of, require_agents
+from fldb_flower.federation.agents import AgentGroup, blocks_of, require_agents, total_of_blocks
 from fldb_flower.federation.exchange import Broadcast, Federation
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array, join_parts, part_of
@@ -68,7 +67,7 @@ class DirectFederation(Federation):
 
     def __init__(self, settings: Settings, history: History) -> None:
         super().__init__(history, noise_of(settings))
-        self._settings, self._form = settings, make_form(settings)
+        self._num_agents, self._form = settings.num_agents, make_form(settings)
         self._counted = 0
         self.shards = list(_shards(settings))
         self.workers = _workers(settings, self.shards)  # last: it may start processes
@@ -78,8 +77,8 @@ class DirectFederation(Federation):
         uploads = self.workers.call("answer", [(broadcast, self._counted)])
         if broadcast.learns:
             up, down = broadcast.sizes(self._form)
-            each = 8 * self._settings.num_agents
-            self.history.count_bytes(each * up, each * down)
+            self.history.uploaded_bytes += 8 * self._num_agents * up
+            self.history.downloaded_bytes += 8 * self._num_agents * down
         return total_of_blocks(uploads)
 
     def mark_counted(self) -> None:
@@ -112,23 +111,19 @@ def _shards(settings: Settings) -> Iterator[range]:
 
 
 def _workers(settings: Settings, shards: list[range]) -> Any:
-    """Return what plays the shards, with the methods of :class:`Worker`."""
-    if settings.engine.workers == RAY:
+    """Return what plays the shards, with the methods `call` and `close` of :class:`Worker`."""
+    workers = settings.engine.workers
+    if workers == RAY:
         from simulations.engines.ray_workers import RayWorkers  # noqa: PLC0415 - imports Ray
 
         return RayWorkers(settings, shards)
     require_agents(settings, settings.num_agents, may_repeat=False)
-    count = min(_processes(settings), len(shards))
-    return Worker(settings, shards) if count < 2 else Processes(settings, shards, count)
-
-
-def _processes(settings: Settings) -> int:
-    """Return how many processes to use: one without fork, or with the threads of PyTorch."""
+    count = min(processors() if workers == AUTO else int(workers), len(shards))
     is_daemon = multiprocessing.current_process().daemon  # which may not have children
-    if sys.platform != "linux" or settings.backend != "numpy" or is_daemon:
-        return 1
-    workers = settings.engine.workers
-    return processors() if workers == AUTO else int(workers)
+    # One process without fork, or with the threads of PyTorch.
+    if count < 2 or sys.platform != "linux" or settings.backend != "numpy" or is_daemon:
+        return Worker(settings, shards)
+    return Processes(settings, shards, count)
 
 
 class Worker:
@@ -148,10 +143,8 @@ class Worker:
         ``arguments`` are those for each shard, or one tuple for all.
         """
         several = arguments if len(arguments) > 1 else [*arguments] * len(self.groups)
-        return [
-            getattr(group, method)(*its_arguments)
-            for group, its_arguments in zip(self.groups, several, strict=True)
-        ]
+        both = zip(self.groups, several, strict=True)
+        return [getattr(group, method)(*its_arguments) for group, its_arguments in both]
 
     def reply(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Any:
         """Return what :meth:`call` returns, or the exception that it raises."""
@@ -207,7 +200,7 @@ class Processes:
         self.pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
         # At exit, before Python waits for the processes; they ignore SIGTERM.
-        self._end = Finalize(self, _end, (self.pipes, self.processes), exitpriority=1)
+        self.close = Finalize(self, _end, (self.pipes, self.processes), exitpriority=1)
         try:
             for part in self._parts:
                 self._fork(Worker(settings, part))
@@ -230,12 +223,11 @@ class Processes:
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the group of each shard; return what each returned."""
-        parts = split(arguments, len(self.pipes))
-        for pipe, part in zip(self.pipes, parts, strict=True):
+        for pipe, part in zip(self.pipes, split(arguments, len(self.pipes)), strict=True):
             with contextlib.suppress(BrokenPipeError):  # `_receive` reports it
                 pipe.send((method, part))
         # Receive all replies, even if one is an error, so that the next call gets its own.
-        return joined([self._receive(at) for at in range(len(parts))])
+        return joined([self._receive(at) for at in range(len(self.pipes))])
 
     def _receive(self, at: int) -> Any:
         try:
@@ -247,10 +239,6 @@ class Processes:
                 f"a process with {len(self._parts[at])} shards of the agents ended with status"
                 f" {process.exitcode}: out of memory?"
             )
-
-    def close(self) -> None:
-        """End the processes."""
-        self._end()
 
 
 def _end(pipes: list[Connection], processes: list[BaseProcess]) -> None:

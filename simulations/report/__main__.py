@@ -15,11 +15,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fldb_flower.errors import DataError, FldbError, OutputError, one_line
-from fldb_flower.system.commands import Parser
+from fldb_flower.errors import DataError, OutputError, one_line
+from fldb_flower.system.commands import Parser, ending_in_one_line
 from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.progress import progress
-from fldb_flower.system.startup import interruptible, require
+from fldb_flower.system.startup import require
 from simulations.saved_runs import Unfinished, find_runs
 
 
@@ -66,11 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="the page (default: report.html in the first DIR)",
     )
     arguments = parser.parse_args(argv)
-    with interruptible():
-        try:
-            path, count, unfinished = report(arguments.folders, arguments.output)
-        except FldbError as error:
-            sys.exit(f"error: {one_line(error)}")
+    with ending_in_one_line():
+        path, count, unfinished = report(arguments.folders, arguments.output)
         for item in unfinished:
             print(one_line(f"skipped {item.path}: {item.reason}"), file=sys.stderr)
         print(one_line(f"report: {path} ({count} runs)"))

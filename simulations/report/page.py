@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import plotly.graph_objects as go
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
@@ -30,7 +31,7 @@ from simulations.saved_runs import (
     Run,
     Unfinished,
     predictions,
-    read_optional,
+    read,
     varying,
 )
 
@@ -41,7 +42,7 @@ DARK = {"#1a2027": "#e8ecf1", "#dfe3e8": "#36404b"}
 
 _INK, _GRID = DARK
 _SHOWN_ALONE = ("algorithm", "environment.name", "schedule.name", "engine.name", "selection")
-_REGRET = "cumulative regret per agent"
+_FINAL, _REGRET = NUMBERS[0], "cumulative regret per agent"
 _COSTS = {"exchanges": ["exchanges"], "bytes": ["uploaded_bytes", "downloaded_bytes"]}
 _TITLES = {
     "uploaded_bytes": "bytes up",
@@ -78,6 +79,8 @@ class Data:
         }
         self.kept = kept_iterations([len(run.curve) for run in runs])
         self.measures = [*predictions(runs), *NUMBERS[1:]]
+        summaries = [run.summary for run in runs]
+        self.numbers = pd.DataFrame(summaries, columns=[_FINAL, *self.measures], dtype=float)
 
     def ways_to_group(self) -> dict[str, list[str]]:
         """Return the settings whose equal values form a group, by title."""
@@ -108,9 +111,9 @@ class Data:
     def run_table(self, paths: Sequence[str]) -> dict[str, Any]:
         """Return titles, formats and rows of the table of runs."""
         rows = [
-            [path, run.summary[NUMBERS[0]], *(own.get(key, "") for key in self.keys), *numbers]
-            for path, run, own, numbers in zip(
-                paths, self.runs, self.settings, map(self._numbers, self.runs), strict=True
+            [path, final, *(own.get(key, "") for key in self.keys), *numbers]
+            for path, own, (final, *numbers) in zip(
+                paths, self.settings, self.numbers.to_numpy().tolist(), strict=True
             )
         ]
         return _table(["Run", "Final regret", *map(name_of, self.keys), *self.measures], rows)
@@ -119,21 +122,13 @@ class Data:
         """Return titles, formats and rows of a table of groups: statistics of the final regret."""
         rows = []
         for group in groups:
-            final = [self.runs[place].summary[NUMBERS[0]] for place in group.places]
-            numbers = zip(*(self._numbers(self.runs[place]) for place in group.places), strict=True)
-            means = [[n for n in each if n is not None] for each in numbers]
-            rows.append(
-                [
-                    *(group.label, *(group.values.get(key, "") for key in self.keys)),
-                    *(len(final), *_mean_and_error(final), float(np.median(final))),
-                    *(float(np.mean(each)) if each else None for each in means),
-                ]
-            )
+            numbers = self.numbers.iloc[group.places]
+            final, means = numbers[_FINAL], numbers[self.measures].mean()
+            values = [group.values.get(key, "") for key in self.keys]
+            statistics = [len(final), final.mean(), final.sem(), final.median()]
+            rows.append([group.label, *values, *statistics, *means])
         titles = ["Runs", "Mean regret", "Std. error", "Median", *self.measures]
         return _table(["Group", *map(name_of, self.keys), *titles], rows)
-
-    def _numbers(self, run: Run) -> list[float | None]:
-        return [run.summary.get(name) for name in self.measures]
 
     def regret_chart(self, groups: Sequence[Group]) -> go.Figure:
         """Return the mean regret of each group, with a band of one standard error."""
@@ -161,19 +156,19 @@ class Data:
             )  # fmt: skip
         return figure
 
-    def cost_chart(self, groups: Sequence[Group], title: str, names: Sequence[str]) -> go.Figure:
+    def cost_chart(self, groups: Sequence[Group], title: str, names: list[str]) -> go.Figure:
         """Return the final regret of each group against a cost; filled marks are not dominated."""
         figure = _figure(title, "final regret per agent")
         figure.update_layout(showlegend=False, xaxis_rangemode="normal")
-        summaries = [[self.runs[place].summary for place in group.places] for group in groups]
-        costs = [float(np.mean([sum(s[n] for n in names) for s in each])) for each in summaries]
-        finals = [_mean_and_error([s[NUMBERS[0]] for s in each]) for each in summaries]
-        best = pareto_frontier([(x, y) for x, (y, _) in zip(costs, finals, strict=True)])
-        for number, (group, x, (y, error)) in enumerate(zip(groups, costs, finals, strict=True)):
+        numbers = [self.numbers.iloc[group.places] for group in groups]
+        points = [(own[names].sum(axis=1).mean(), own[_FINAL].mean()) for own in numbers]
+        errors = [own[_FINAL].sem() if len(own) > 1 else 0.0 for own in numbers]
+        best = pareto_frontier(points)
+        for number, (group, (x, y), error) in enumerate(zip(groups, points, errors, strict=True)):
             color, symbol = group.style["color"], group.style["marker"]
             figure.add_scatter(
-                x=[x], y=[y], customdata=[error or 0.0], mode="markers", meta=number,
-                name=_short(group.label), error_y={"array": [error or 0.0], "thickness": 1.5},
+                x=[x], y=[y], customdata=[error], mode="markers", meta=number,
+                name=_short(group.label), error_y={"array": [error], "thickness": 1.5},
                 marker={
                     "symbol": symbol if number in best else f"{symbol}-open", "size": 11,
                     "color": color, "line": {"width": 2, "color": color},
@@ -188,10 +183,14 @@ class Data:
         curves: dict[str, tuple[Any, Any]] = {_REGRET: (x, _regret(run)[x - 1])}
         notes = {}
         try:
-            if (table := read_optional(run, PREDICTION)) is not None:
+            if (run.path / PREDICTION).exists():
+                table = read(run.path / PREDICTION)
+                if len(table) != len(run.curve):
+                    raise DataError(f"{PREDICTION} has {len(table)} rows, not {len(run.curve)}")
                 for name in PREDICTIONS:
                     curves[name.replace("_", " ")] = (x, table[name].to_numpy()[x - 1])
-            if (table := read_optional(run, PARTICIPATION)) is not None:
+            if (run.path / PARTICIPATION).exists():
+                table = read(run.path / PARTICIPATION)
                 notes["Replies"] = f"{table['replied'].sum():,} of {table['asked'].sum():,}"
                 for name in ("absent", "rejected"):
                     nodes = table[name][table[name] != ""].str.split("; ").explode()
@@ -282,7 +281,8 @@ def _table(titles: Sequence[str], rows: list[list[Any]]) -> dict[str, Any]:
     shown = [_TITLES.get(title, title)[:40] for title in titles]
     digits = [4 if title in PREDICTIONS else 2 for title in titles]
     for place, kind in enumerate(kinds):
-        if kind == "number" and all(float(row[place] or 0).is_integer() for row in rows):
+        numbers = (row[place] for row in rows)
+        if kind == "number" and all(pd.isna(n) or float(n).is_integer() for n in numbers):
             digits[place] = 0
     columns = zip(shown, kinds, digits, strict=True)
     return {"columns": [{"title": t, "kind": k, "digits": d} for t, k, d in columns], "rows": rows}

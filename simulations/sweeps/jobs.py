@@ -24,7 +24,7 @@ from fldb_flower.errors import FldbError, SettingsError
 from fldb_flower.runs.directory import SUMMARY
 from fldb_flower.runs.experiment import StoppedError
 from fldb_flower.runs.results import STOP
-from fldb_flower.settings import Settings, from_nested
+from fldb_flower.settings import Settings, flatten, from_nested
 from fldb_flower.system.files import replace_file
 from simulations.sweeps.plan import describe_exception
 
@@ -45,9 +45,8 @@ def settings_of(config: DictConfig) -> Settings:
         }
     except OmegaConfBaseException as error:
         name = str(error.full_key)
-        given = OmegaConf.to_container(config, resolve=False)
-        for part in name.split("."):
-            given = given.get(part) if isinstance(given, dict) else None
+        unresolved: Any = OmegaConf.to_container(config, resolve=False)
+        given = dict(flatten(unresolved)).get(name)
         reason = " ".join(str(error).splitlines()[0].split())
         raise SettingsError(
             f"{name}={given} (from {_SOURCE}): {reason}; ${{NAME}} stands for the value of another"
@@ -98,15 +97,11 @@ def failure(directory: Path) -> str | None:
     return f"{lines[0]} (trace: {path})" if len(lines) > 1 else "".join(lines)
 
 
-jobs_without_result: list[str] = []
-"""Failed jobs of a sweep with another sweeper than ours; then the exit status is 1."""
-
-
 class SweepCallback(Callback):
     """Registers our sweeper, and writes the tables of a sweep with another sweeper.
 
     The jobs that another sweeper launched are not known. Its tables hold every distinct run below
-    the folder of the sweep.
+    the folder of the sweep. The exit status is 1 if a job failed.
     """
 
     def on_multirun_start(self, config: DictConfig, **_kwargs: Any) -> None:
@@ -119,11 +114,13 @@ class SweepCallback(Callback):
         """Write the tables and the plot of a sweep with another sweeper."""
         if str(config.hydra.sweeper.get("_target_")).endswith(".GridSweeper"):
             return
-        from simulations.saved_runs import find_finished  # noqa: PLC0415 - imports pandas
+        from simulations.saved_runs import Run, find_runs, identity_of  # noqa: PLC0415 - pandas
         from simulations.sweeps.tables import report  # noqa: PLC0415
 
         folder = Path(str(config.hydra.sweep.dir))
-        runs = list(find_finished(folder).values())
-        for path in sorted(folder.glob(f"*/{ERROR}")):
-            jobs_without_result.append(f"{path.parent.name}: {failure(path.parent)}")
-        report(runs, jobs_without_result, folder)
+        distinct: dict[str, Run] = {}
+        for run in find_runs([folder])[0]:
+            distinct.setdefault(identity_of(run), run)
+        failed = sorted(path.parent for path in folder.glob(f"*/{ERROR}"))
+        errors = [f"job {path.name}: {failure(path)}" for path in failed]
+        report(list(distinct.values()), errors, folder)

@@ -11,9 +11,8 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fldb_flower.errors import FldbError, SettingsError, one_line
 from fldb_flower.runs.results import identity
@@ -25,23 +24,16 @@ _HASH_DIGITS = 10
 _LONGEST_NAME = 80
 
 
-@dataclass(frozen=True)
-class Job:
-    """One job of a sweep."""
+class Job(NamedTuple):
+    """One job of a sweep: its swept settings (``"tau=1 seed=0"``), combination and folder."""
 
-    number: int  # of its first combination
-    words: tuple[str, ...]  # its swept settings, such as "tau=1"
-    values: dict[str, Any]  # its combination
+    name: str
+    values: dict[str, Any]
     settings: Settings
-
-    @property
-    def name(self) -> str:
-        """The swept settings, for messages."""
-        return " ".join(self.words)
+    folder: Path
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The jobs of a sweep by identity, and the errors of combinations without one by name.
 
     ``settings`` has those of all combinations, also of those that are one job.
@@ -61,30 +53,45 @@ def plan(
     choices: Mapping[str, Sequence[Any]],
     swept: Collection[str],
     source: str,
-    compose: Callable[[int, dict[str, Any]], Settings],
+    sweep: Path,
+    compose: Callable[[int, dict[str, Any]], tuple[Settings, Path | None]],
 ) -> Plan:
     """Return the jobs of all combinations of the values; those with equal settings are one job.
 
-    ``compose`` returns the settings of a combination, given its number.
+    ``compose`` returns the settings of a combination, given its number, and the folder that the
+    user chose for it. By default, it is an existing one with the hash of the job in the folder of
+    the sweep, or a new one.
     """
     _check_sizes({name: len(values) for name, values in choices.items()}, source)
-    jobs: dict[str, Job] = {}
-    refused: dict[str, FldbError] = {}
-    composed = []
+    below = sorted(sweep.iterdir(), reverse=True) if sweep.is_dir() else []
+    there = {path.name.rpartition("_")[2]: path for path in below if path.is_dir()}
+    found, names = Plan({}, {}, []), dict[Path, str]()
     for number, values in enumerate(itertools.product(*choices.values())):
         chosen = dict(zip(choices, values, strict=True))
         words = {key: f"{key}={chosen[key]}" for key in choices if key in swept or not swept}
         try:
-            settings = compose(number, chosen)
+            settings, folder = compose(number, chosen)
         except FldbError as error:
-            refused[" ".join(words.values())] = error
+            found.refused[" ".join(words.values())] = error
             continue
-        composed.append(settings)
+        found.settings.append(settings)
+        key = identity(settings)
+        if key in found.jobs:
+            continue
         ignored = unused(to_dotted(settings)).keys()
-        used = [text for key, text in words.items() if not ignored & {key, f"{key}.name"}]
+        used = [text for each, text in words.items() if not ignored & {each, f"{each}.name"}]
         used = used or [f"algorithm={settings.algorithm}"]
-        jobs.setdefault(identity(settings), Job(number, tuple(used), chosen, settings))
-    return Plan(jobs, refused, composed)
+        if folder is None:
+            digest = hashlib.sha256(key.encode()).hexdigest()[:_HASH_DIGITS]
+            plain = re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(used)).lstrip(".")
+            folder = there.get(digest, sweep / f"{plain[:_LONGEST_NAME]}_{digest}")
+        found.jobs[key] = job = Job(" ".join(used), chosen, settings, folder)
+        if names.setdefault(folder, job.name) is not job.name:
+            raise SettingsError(
+                f"hydra.sweep.subdir={folder.name}: jobs {names[folder]!r} and {job.name!r} would"
+                " share this folder; without it, each job has its own"
+            )
+    return found
 
 
 def _check_sizes(sizes: Mapping[str, int], source: str) -> None:
@@ -92,29 +99,16 @@ def _check_sizes(sizes: Mapping[str, int], source: str) -> None:
     for name, size in sizes.items():
         if not size:
             raise SettingsError(f"{name} (from {source}): a sweep needs at least one value")
-    if math.prod(sizes.values()) <= MAX_JOBS:
-        return
-    swept = {name: size for name, size in sizes.items() if size > 1}
-    factors = " x ".join(
-        f"{size:,}{' or more' if size > MAX_JOBS else ''} values of {name}"
-        for name, size in swept.items()
-    )
-    raise SettingsError(
-        f"{factors} (from {source}): a sweep has at most {MAX_JOBS:,} jobs; sweep over fewer"
-        " values, or in several sweeps"
-    )
-
-
-def folders_of(jobs: Mapping[str, Job], sweep: Path) -> dict[str, Path]:
-    """Return the folder of each job: an existing one with its hash, or a new name."""
-    below = sorted(sweep.iterdir(), reverse=True) if sweep.is_dir() else []
-    there = {path.name.rpartition("_")[2]: path for path in below if path.is_dir()}
-    folders = {}
-    for key, job in jobs.items():
-        digest = hashlib.sha256(key.encode()).hexdigest()[:_HASH_DIGITS]
-        words = re.sub(r"[^A-Za-z0-9.+_-]+", "-", "_".join(job.words)).lstrip(".")
-        folders[key] = there.get(digest, sweep / f"{words[:_LONGEST_NAME]}_{digest}")
-    return folders
+    if math.prod(sizes.values()) > MAX_JOBS:
+        factors = " x ".join(
+            f"{size:,}{' or more' if size > MAX_JOBS else ''} values of {name}"
+            for name, size in sizes.items()
+            if size > 1
+        )
+        raise SettingsError(
+            f"{factors} (from {source}): a sweep has at most {MAX_JOBS:,} jobs; sweep over fewer"
+            " values, or in several sweeps"
+        )
 
 
 def describe_exception(error: BaseException) -> str:

@@ -25,15 +25,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tqdm import tqdm
 
 from fldb_flower.errors import FldbError, OutputError, SettingsError
-from fldb_flower.privacy.usefulness import cautions
+from fldb_flower.privacy.plan import cautions
 from fldb_flower.runs.directory import CHECKPOINT, SUMMARY
 from fldb_flower.runs.results import REGRET, request_stop, stop_requested
 from fldb_flower.settings import Settings, hydra_entries
 from fldb_flower.system.progress import is_shown, progress
 from fldb_flower.system.startup import SIGNALLED, handling_signals, sigint_blocked
-from simulations.saved_runs import Run, find_finished, identity_of, read_run
+from simulations.saved_runs import Run, read_run
 from simulations.sweeps.jobs import ERROR, failure, settings_of
-from simulations.sweeps.plan import Job, Plan, describe_exception, folders_of, listed, plan
+from simulations.sweeps.plan import Job, Plan, describe_exception, listed, plan
 from simulations.sweeps.tables import report
 
 _SOURCE = "the command line"
@@ -43,16 +43,13 @@ _NUMBERED = "${hydra.job.num}"  # Hydra's default name of the folder of a job
 class GridSweeper(Sweeper):
     """Sweeps over the product of the overrides, as Hydra's basic sweeper does.
 
-    Jobs with equal settings are one job. With ``resume=true``, jobs with a result anywhere below
-    the folder of the sweep are not launched. At the end, the tables of these jobs are written. Jobs
-    without a result are reported, and the exit status is then 1.
+    Jobs with equal settings are one job. With ``resume=true``, finished jobs are not launched. At
+    the end, the tables of these jobs are written. Jobs without a result are reported, and the exit
+    status is then 1.
     """
 
-    def __init__(
-        self, max_batch_size: int | None = None, params: Mapping[str, str] | None = None
-    ) -> None:
-        self._batch_size = max_batch_size
-        self._params = [f"{key}={value}" for key, value in (params or {}).items()]
+    def __init__(self, params: Mapping[str, str] | None = None) -> None:
+        self._params = _overrides(params or {})
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -66,7 +63,6 @@ class GridSweeper(Sweeper):
         )
         HydraConfig.instance().set_config(config)
         self._folder = Path(str(config.hydra.sweep.dir))
-        self.folders: dict[str, Path] = {}  # of jobs, by identity
         self._swept: set[str] = set()  # dotted names of settings
 
     def sweep(self, arguments: list[str]) -> None:
@@ -75,11 +71,12 @@ class GridSweeper(Sweeper):
         The process exits with a status if a job has no result, or a signal arrived.
         """
         found = self.plan(arguments)
-        jobs, reasons = found.jobs, {str(error) for error in found.refused.values()}
+        jobs, reasons = list(found.jobs.values()), {str(each) for each in found.refused.values()}
         if not jobs and len(reasons) == 1:
             raise SettingsError(*reasons)
-        finished = self._reusable(jobs)
-        todo = {key: job for key, job in jobs.items() if key not in finished}
+        if not any(job.settings.resume for job in jobs):
+            self._refuse_started(jobs)
+        todo = [job for job in jobs if not _is_finished(job)]
         self._folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, self._folder / "multirun.yaml")
         for line in cautions(*found.settings):  # jobs have no output
@@ -88,13 +85,40 @@ class GridSweeper(Sweeper):
             with self._progress(todo, len(jobs)), self._stoppable(todo):
                 trouble = self._launch(todo)
         except SystemExit:
-            done = sum(key in finished or self._is_finished(key) for key in jobs)
+            done = sum(map(_is_finished, jobs))
             kept = f"{done} of {len(jobs)} jobs are finished" if done else "no job is finished"
             command = f"the same command with resume=true hydra.sweep.dir={self._folder}"
             rest = "rest" if done else "jobs"
             print(f"stopped: {kept}; {command} runs the {rest}", file=sys.stderr)
             raise
-        self._report(found, finished, trouble)
+        self._report(found, trouble)
+
+    def plan(self, arguments: Sequence[str]) -> Plan:
+        """Return the jobs of a sweep."""
+        choices, swept = self._choices(arguments)
+        known = {entry.dotted for entry in hydra_entries()}
+        self._swept = known.intersection([*swept, *(f"{key}.name" for key in swept)])
+        subdir = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
+
+        def compose(number: int, values: dict[str, str]) -> tuple[Settings, Path | None]:
+            done()
+            config = self._loader.load_sweep_config(self.config, _overrides(values))
+            with open_dict(config.hydra.job):
+                config.hydra.job.num = config.hydra.job.id = number
+            # For resolvers such as ${hydra:job.num}; `set_config` would copy it, which takes long.
+            HydraConfig.instance().cfg = cast(Any, config)
+            if "experiment" in swept and config.hydra.sweeper.params:
+                names = ",".join(choices["experiment"])
+                raise SettingsError(
+                    f"experiment={names} (from {_SOURCE}): one that defines what is swept must be"
+                    f" the only one, as in -m experiment={names.partition(',')[0]}; the paper's"
+                    f" figures are drawn by python -m simulations.figures {names.replace(',', ' ')}"
+                )
+            own = None if subdir == _NUMBERED else self._folder / str(config.hydra.sweep.subdir)
+            return settings_of(config), own
+
+        with progress("plan", unit="job") as done:
+            return plan(choices, swept, _SOURCE, self._folder, compose)
 
     def _choices(self, arguments: Sequence[str]) -> tuple[dict[str, list[str]], set[str]]:
         """Return the values of each override, and the overrides that are swept."""
@@ -116,64 +140,17 @@ class GridSweeper(Sweeper):
                 )
         return choices, swept
 
-    def plan(self, arguments: Sequence[str]) -> Plan:
-        """Return the jobs of a sweep, and choose their folders."""
-        choices, swept = self._choices(arguments)
-        known = {entry.dotted for entry in hydra_entries()}
-        self._swept = known.intersection([*swept, *(f"{key}.name" for key in swept)])
-        subdir = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
-        chosen: dict[int, Path] = {}
-
-        def compose(number: int, values: dict[str, str]) -> Settings:
-            done()
-            config = self._loader.load_sweep_config(self.config, _overrides(values))
-            with open_dict(config.hydra.job):
-                config.hydra.job.num = config.hydra.job.id = number
-            # For resolvers such as ${hydra:job.num}; `set_config` would copy it, which takes long.
-            HydraConfig.instance().cfg = cast(Any, config)
-            if "experiment" in swept and config.hydra.sweeper.params:
-                names = ",".join(choices["experiment"])
-                raise SettingsError(
-                    f"experiment={names} (from {_SOURCE}): one that defines what is swept must be"
-                    f" the only one, as in -m experiment={names.partition(',')[0]}; the paper's"
-                    f" figures are drawn by python -m simulations.figures {names.replace(',', ' ')}"
-                )
-            if subdir != _NUMBERED:
-                chosen[number] = self._folder / str(config.hydra.sweep.subdir)
-            return settings_of(config)
-
-        with progress("plan", unit="job") as done:
-            found = plan(choices, swept, _SOURCE, compose)
-        self.folders = folders_of(found.jobs, self._folder)
-        names: dict[Path, str] = {}
-        for key, job in found.jobs.items():
-            folder = self.folders[key] = chosen.get(job.number, self.folders[key])
-            if folder in names:
-                raise SettingsError(
-                    f"hydra.sweep.subdir={folder.name}: jobs {names[folder]!r} and {job.name!r}"
-                    " would share this folder; without it, each job has its own"
-                )
-            names[folder] = job.name
-        return found
-
-    def _is_finished(self, key: str) -> bool:
-        return (self.folders[key] / SUMMARY).exists()
-
-    def _reusable(self, jobs: Mapping[str, Job]) -> dict[str, Run]:
-        """Return the results in the folder of the sweep; refuse them if ``resume`` is not set."""
-        if any(job.settings.resume for job in jobs.values()):
-            return find_finished(self._folder)
+    def _refuse_started(self, jobs: Sequence[Job]) -> None:
         kept = (SUMMARY, REGRET, CHECKPOINT)
-        started = sum(any((self.folders[key] / name).exists() for name in kept) for key in jobs)
+        started = sum(any((job.folder / name).exists() for name in kept) for job in jobs)
         if started:
             raise OutputError(
                 f"{self._folder} holds runs of {started} of the {len(jobs)} jobs: add resume=true"
                 " to use them, or name another hydra.sweep.dir"
             )
-        return {}
 
     @contextlib.contextmanager
-    def _progress(self, todo: Mapping[str, Job], total: int) -> Iterator[None]:
+    def _progress(self, todo: Sequence[Job], total: int) -> Iterator[None]:
         """Show the progress: a bar in a terminal, one line elsewhere.
 
         Files in the folders of the jobs, which may run in any process, show which of them ended.
@@ -182,36 +159,34 @@ class GridSweeper(Sweeper):
         if not is_shown():
             before = f", {earlier} of them finished before" if earlier else ""
             print(f"{total} jobs in {self._folder}{before}", flush=True)
-        waiting, failures = set(todo), 0
+        waiting, failures = list(todo), 0
 
         def count(bar: tqdm[Any] | None) -> None:
-            nonlocal failures
+            nonlocal waiting, failures
             if bar is None:
                 return
-            finished = {key for key in waiting if self._is_finished(key)}
-            failed = {key for key in waiting - finished if (self.folders[key] / ERROR).exists()}
-            waiting.difference_update(finished | failed)
-            failures += len(failed)
-            if failures:
+            failed = [job for job in waiting if (job.folder / ERROR).exists()]
+            left = [job for job in waiting if job not in failed and not _is_finished(job)]
+            if failures := failures + len(failed):
                 bar.set_postfix(failed=failures, refresh=False)
-            bar.update(len(finished) + len(failed))
+            bar.update(len(waiting) - len(left))
+            waiting = left
 
         # Without a terminal too: this thread receives SIGINT while the main thread blocks it.
         with progress("", total, "job", initial=earlier, keep=True, poll=count):
             yield
 
-    def _launch(self, todo: Mapping[str, Job]) -> str:
+    def _launch(self, todo: Sequence[Job]) -> str:
         """Launch jobs; return the error of the launcher, or an empty string."""
         batch = []
-        for key, job in todo.items():
-            (self.folders[key] / ERROR).unlink(missing_ok=True)
-            place = quoted(str(self.folders[key].relative_to(self._folder)))
+        for job in todo:
+            (job.folder / ERROR).unlink(missing_ok=True)
+            place = quoted(str(job.folder.relative_to(self._folder)))
             plot = [] if "plot" in job.values else ["plot=false"]
             batch.append([*_overrides(job.values), *plot, f"hydra.sweep.subdir={place}"])
-        size = self._batch_size or len(todo) or 1
         try:
-            for first in range(0, len(todo), size):
-                self.launcher.launch(batch[first : first + size], initial_job_idx=first)
+            if batch:
+                self.launcher.launch(batch, initial_job_idx=0)
         except (FldbError, HydraException) as error:
             return describe_exception(error)
         except Exception as error:
@@ -221,7 +196,7 @@ class GridSweeper(Sweeper):
         return ""
 
     @contextlib.contextmanager
-    def _stoppable(self, todo: Mapping[str, Job]) -> Iterator[None]:
+    def _stoppable(self, todo: Sequence[Job]) -> Iterator[None]:
         """Stop the jobs on SIGINT or SIGTERM: running jobs save their state, no other job starts.
 
         The process then exits with status 128 + number; at once on a second signal.
@@ -235,9 +210,9 @@ class GridSweeper(Sweeper):
             if here or len(received) > 1:
                 sys.exit(SIGNALLED + number)
             request_stop(self._folder)
-            for key in todo:
-                if self.folders[key].is_dir() and not self._is_finished(key):
-                    request_stop(self.folders[key])
+            for job in todo:
+                if job.folder.is_dir() and not _is_finished(job):
+                    request_stop(job.folder)
 
         stop_requested(self._folder)  # clears the request of an earlier, killed sweep
         with handling_signals(stop), contextlib.ExitStack() as stack:
@@ -249,38 +224,29 @@ class GridSweeper(Sweeper):
                 stack.enter_context(sigint_blocked())
             yield
         if received:
-            for path in (self._folder, *(self.folders[key] for key in todo)):
+            for path in (self._folder, *(job.folder for job in todo)):
                 stop_requested(path)
             sys.exit(SIGNALLED + received[0])
 
-    def _report(self, found: Plan, finished: Mapping[str, Run], trouble: str) -> None:
-        runs = []
-        failed = [f"{name}: {reason}" for name, reason in found.refused.items()]
+    def _report(self, found: Plan, trouble: str) -> None:
+        runs, failed = [], {name: str(reason) for name, reason in found.refused.items()}
         with progress("read", len(found.jobs), "job") as done:
             for key, job in found.jobs.items():
-                run = finished.get(key) or read_run(self.folders[key])
-                if isinstance(run, Run) and identity_of(run) == key:
+                run = read_run(job.folder, key)
+                if isinstance(run, Run):
                     runs.append(run)
+                elif reason := failure(job.folder):
+                    failed[job.name] = reason
+                elif _is_finished(job):
+                    failed[job.name] = f"{job.folder} {run.reason}"
+                elif (job.folder / CHECKPOINT).exists():
+                    failed[job.name] = "stopped; resume=true resumes it"
                 else:
-                    why = "a run of other settings" if isinstance(run, Run) else run.reason
-                    failed.append(f"{job.name}: {self._reason(key, why, trouble)}")
+                    failed[job.name] = "not run" if trouble else "left no result"
                 done()
-        report(runs, failed, self._folder, self._swept)
-        if trouble:
-            print(f"error: the launcher failed: {trouble}", file=sys.stderr)
-        if failed or trouble:
-            sys.exit(1)
-
-    def _reason(self, key: str, unusable: str, trouble: str) -> str:
-        """Return why a job has no result."""
-        folder = self.folders[key]
-        if reason := failure(folder):
-            return reason
-        if self._is_finished(key):
-            return f"{folder}: {unusable}"
-        if (folder / CHECKPOINT).exists():
-            return "stopped; resume=true resumes it"
-        return "not run" if trouble else "left no result"
+        errors = [f"job {name}: {reason}" for name, reason in failed.items()]
+        errors += [f"the launcher failed: {trouble}"] if trouble else []
+        report(runs, errors, self._folder, self._swept)
 
 
 def register() -> None:
@@ -290,6 +256,10 @@ def register() -> None:
     ``hydra_plugins``.
     """
     Plugins.instance().class_name_to_class["hydra_plugins.fldb_flower.GridSweeper"] = GridSweeper
+
+
+def _is_finished(job: Job) -> bool:
+    return (job.folder / SUMMARY).exists()
 
 
 def _overrides(values: Mapping[str, str]) -> list[str]:

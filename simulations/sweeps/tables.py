@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldb_flower.runs.curves import (
+from fldb_flower.runs.plots import (
+    MAX_LABELS,
     Curve,
     errors_text,
-    label,
-    label_axes,
-    means,
+    regret,
+    save_figure,
     settings_text,
     title_of,
     wrap,
 )
-from fldb_flower.runs.plots import save_figure
 from fldb_flower.system.progress import progress
 from simulations.saved_runs import (
     NUMBERS,
@@ -32,15 +31,14 @@ from simulations.saved_runs import (
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _MAX_ROWS = 60  # of the printed table
-_MAX_LABELS = 40  # of curves
 _MAX_LETTERS = 40  # of a line of a label
 _LABEL_HEIGHT = 0.14  # of a line of a label, in inches
 
 
 def report(
-    runs: Sequence[Run], failed: Sequence[str], folder: Path, swept: Collection[str] = ()
+    runs: Sequence[Run], errors: Sequence[str], folder: Path, swept: Collection[str] = ()
 ) -> None:
-    """Write and print the tables of a sweep, and report the jobs without a result.
+    """Write and print the tables of a sweep, and its errors; exit with status 1 if there are any.
 
     The tables have a column for each swept setting, even if only one of its values has a result.
     Tables of an earlier sweep are removed.
@@ -50,19 +48,17 @@ def report(
     if runs:
         with progress("write the tables"):
             keys = _columns(runs, swept)
-            write_csv(table(runs, keys, folder), folder / TABLE)
-            write_csv(curves(runs, keys), folder / CURVES)
+            tables = {TABLE: table(runs, keys, folder), CURVES: curves(runs, keys)}
+            for name, rows in tables.items():
+                rows.to_csv(folder / name, index=False, lineterminator="\n")
             picture(runs, folder / PICTURE)
         print(statistics_text(runs, swept))
         files = [name for name in (TABLE, CURVES, PICTURE) if (folder / name).exists()]
         print(f"results of {len(runs)} jobs: {', '.join(files)} in {folder}")
-    for line in failed:
-        print(f"error: job {line}", file=sys.stderr)
-
-
-def write_csv(rows: pd.DataFrame, path: Path) -> None:
-    """Write a table of a sweep."""
-    rows.to_csv(path, index=False, lineterminator="\n")
+    for line in errors:
+        print(f"error: {line}", file=sys.stderr)
+    if errors:
+        sys.exit(1)
 
 
 def _columns(runs: Sequence[Run], swept: Collection[str]) -> list[str]:
@@ -137,21 +133,17 @@ def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
 def picture(runs: Sequence[Run], path: Path) -> None:
     """Plot mean and standard error over the seeds, with a curve per configuration."""
     shown = mean_curves(runs)
-    labelled = shown if len(shown) <= _MAX_LABELS else []
     differing = varying(runs)
     common = {key: value for key, value in runs[0].used.items() if key not in differing}
+    lines = sum(1 + each.label.count("\n") for each in shown) if len(shown) <= MAX_LABELS else 0
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
-        lines = means(axes, shown)
-        label_axes(axes)
-        if len(labelled) > 1:
-            label(axes, lines)
-        more = "" if labelled else f", {len(shown)} configurations: see {TABLE}"
+        regret(axes, shown)
+        more = "" if lines else f", {len(shown)} configurations: see {TABLE}"
         seeds = [len(np.atleast_2d(curve.values)) for curve in shown]
         axes.set_title(f"{wrap(title_of(common), 90)}\n{errors_text(seeds)}{more}")
 
-    lines = sum(1 + each.label.count("\n") for each in labelled)
     save_figure(path, draw, width="page", height=max(3.2, 0.8 + _LABEL_HEIGHT * lines))
 
 

@@ -67,11 +67,7 @@ def test_norms_where_the_ridge_is_lost(scale):
     assert np.linalg.norm(scale * np.array([0.0, 5.0, 0.0]) @ whitener) > 1e5
 
 
-@pytest.mark.parametrize(
-    "matrix",
-    [np.array([[1.0, 2.0], [2.0, 1.0]]), -np.eye(2), np.zeros((2, 2))],
-    ids=["indefinite", "negative", "zero"],
-)
-def test_matrices_that_are_not_positive_definite_have_no_inverse_root(matrix):
-    with pytest.raises(np.linalg.LinAlgError):
-        whiten(matrix)
+def test_matrices_that_are_not_positive_definite_have_no_inverse_root():
+    for matrix in (np.array([[1.0, 2.0], [2.0, 1.0]]), -np.eye(2), np.zeros((2, 2)), -np.ones(2)):
+        with pytest.raises(np.linalg.LinAlgError):
+            whiten(matrix)

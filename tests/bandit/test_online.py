@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
-from fldb_flower.bandit.estimates import LocalEstimates, PersonalEstimates
+from fldb_flower.bandit.estimates import OwnEstimates, PersonalEstimates
 from fldb_flower.bandit.online import learn_duel, next_fit
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup
@@ -114,7 +114,7 @@ def test_a_duel_in_a_direction_that_is_almost_unknown(before, variance, answer):
 @pytest.mark.parametrize("ridge", [2e-3, 1.0])
 def test_local_estimates_between_two_fits(ridge):
     """Fits equal scikit-learn's; each duel between is added to an explicit quadratic."""
-    estimates, own = LocalEstimates(AGENTS, D, ridge, refit_ratio=RATIO), []
+    estimates, own = OwnEstimates(AGENTS, D, ridge, refit_ratio=RATIO), []
     quadratics = [None] * AGENTS
     for count, (x, y) in enumerate(duels_of(1), start=1):
         estimates.add(x, y)
@@ -205,13 +205,13 @@ def test_agents_restored_between_two_fits_go_on_identically(algorithm, saved_aft
         np.testing.assert_array_equal(array, restored.state()[name], err_msg=name)
 
 
-@pytest.mark.parametrize("saved_after", [1, 2, 8, 9])
+@pytest.mark.parametrize("saved_after", [0, 1, 2, 8, 9])
 def test_estimates_with_few_duels_are_restored_identically(saved_after):
     """NumPy's products of up to three columns round by the distance of their rows in memory."""
     features = 6
     rng = np.random.default_rng(saved_after)
     duels = rng.standard_normal((12, AGENTS, features)), rng.random((12, AGENTS)).round()
-    for make in (lambda: LocalEstimates(AGENTS, features, RIDGE), lambda: personal(1.0, features)):
+    for make in (lambda: OwnEstimates(AGENTS, features, RIDGE), lambda: personal(1.0, features)):
         estimates = make()
         for count, (x, y) in enumerate(zip(*duels, strict=True)):
             if count == saved_after:
@@ -225,7 +225,7 @@ def test_estimates_with_few_duels_are_restored_identically(saved_after):
 
 def test_the_largest_ratio_has_a_state_of_numbers():
     """The number of duels of the next fit can exceed the integers of NumPy."""
-    for estimates in (LocalEstimates(AGENTS, D, RIDGE, refit_ratio=1e100), personal(1e100)):
+    for estimates in (OwnEstimates(AGENTS, D, RIDGE, refit_ratio=1e100), personal(1e100)):
         for x, y in duels_of(6):
             estimates.add(x, y)
         assert {array.dtype.kind for array in estimates.state().values()} == {"f", "i"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -14,12 +15,7 @@ from scipy import stats
 
 from fldb_flower.bandit import selection, theory
 from fldb_flower.bandit.policies import make_policy
-from fldb_flower.bandit.selection import (
-    norms,
-    pick,
-    rewards,
-    whiten,
-)
+from fldb_flower.bandit.selection import norms, pick, rewards, whiten
 from fldb_flower.bandit.selection.selector import Selector, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS
@@ -155,44 +151,50 @@ def test_every_rule_has_a_reimplementation():
     assert set(SLOW) == set(SELECTIONS)
 
 
+def assert_brute_force(case, name, width):
+    """Compare with the loops, agent by agent; return the pairs."""
+    first, second = case.select(name, width)
+    assert first.shape == second.shape == (len(case.features),)
+    pairs = list(zip(first.tolist(), second.tolist(), strict=True))
+    for agent, pair in enumerate(pairs):
+        arms, theta, information, noise = case.of_agent(agent)
+        assert pair == SLOW[name](arms, theta, information, width, noise)
+    return pairs
+
+
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_rule_equals_brute_force(name, own):
+def test_a_rule_equals_brute_force_and_leaves_its_arguments_unchanged(name, own):
     seen = set()
     for seed in range(20):
         for width in WIDTHS:
-            case = make_case(name, seed, own=own)
-            first, second = case.select(name, width)
-            assert first.shape == second.shape == (N,)
-            for agent in range(N):
-                arms, theta, information, noise = case.of_agent(agent)
-                right = SLOW[name](arms, theta, information, width, noise)
-                assert (first[agent], second[agent]) == right
-                seen.add(right)
+            case, before = (make_case(name, seed, own=own) for _ in range(2))
+            seen.update(assert_brute_force(case, name, width))
+            for field in dataclasses.fields(Case):
+                after = getattr(case, field.name)
+                np.testing.assert_array_equal(after, getattr(before, field.name))
     assert len(seen) >= K * (K + 1) // 2  # the cases cover many pairs
-
-
-@pytest.mark.parametrize("arms", [2, 3, 11])
-@pytest.mark.parametrize("d", [1, 4])
-@pytest.mark.parametrize("name", SELECTIONS)
-def test_other_sizes_equal_brute_force(name, d, arms):
-    case = make_case(name, 7, own=False, agents=13, arms=arms, d=d)
-    first, second = case.select(name, 1.0)
-    for agent in range(13):
-        assert (first[agent], second[agent]) == SLOW[name](
-            *case.of_agent(agent)[:3], 1.0, case.of_agent(agent)[3]
-        )
+    for d, arms in itertools.product((1, 4), (2, 3, 11)):
+        assert_brute_force(make_case(name, 7, own=own, agents=13, arms=arms, d=d), name, 1.0)
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_shared_parameters_equal_the_same_for_each_agent(name):
+def test_shared_parameters_and_tensors_give_the_same(name):
     shared = make_case(name, 3, own=False)
     copies = dataclasses.replace(
         shared,
         theta=np.tile(shared.theta, (N, 1)),
         information=np.tile(shared.information, (N, 1, 1)),
     )
-    np.testing.assert_array_equal(shared.select(name, 1.0), copies.select(name, 1.0))
+    expected = shared.select(name, 0.7)
+    np.testing.assert_array_equal(copies.select(name, 0.7), expected)
+    torch = pytest.importorskip("torch")
+    for case in (shared, copies):
+        numbers = dataclasses.astuple(case)
+        tensors = Case(*(None if each is None else torch.asarray(each) for each in numbers))
+        first, second = tensors.select(name, 0.7)
+        assert isinstance(first, torch.Tensor)
+        np.testing.assert_array_equal((first.numpy(), second.numpy()), expected)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -211,12 +213,8 @@ def test_norms_by_hand():
     whitener = whiten(np.array([[4.0, 0.0], [0.0, 9.0]]))
     vectors = np.array([[[2.0, 0.0], [0.0, 3.0], [2.0, 3.0], [0.0, 0.0]]])
     np.testing.assert_allclose(norms(vectors, whitener), [[1.0, 1.0, math.sqrt(2.0), 0.0]])
-
-
-def test_norms_of_an_ill_conditioned_information_matrix():
-    """At the start, one direction explored a million times, another never."""
-    information = np.diag([1e12, 1.0, 1e-6])
-    size = norms(np.eye(3)[None], whiten(information))
+    # At the start, one direction explored a million times, another never.
+    size = norms(np.eye(3)[None], whiten(np.diag([1e12, 1.0, 1e-6])))
     np.testing.assert_allclose(size, [[1e-6, 1.0, 1e3]], rtol=1e-14)
 
 
@@ -226,63 +224,26 @@ def test_pick_takes_one_arm_of_each_agent():
     np.testing.assert_array_equal(pick(values[..., 0], np.array([3, 1])), [9, 15])
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", SELECTIONS)
-def test_torch_equals_numpy(name, own):
-    torch = pytest.importorskip("torch")
-    case = make_case(name, 5, own=own)
-    tensors = [torch.asarray(array) for array in (case.features, case.theta, case.information)]
-    noise = None if case.noise is None else torch.asarray(case.noise)
-    features, theta, information = tensors
-    first, second = find_rule(name).select(features, theta, whiten(information), 0.7, noise)
-    assert isinstance(first, torch.Tensor)
-    np.testing.assert_array_equal((first.numpy(), second.numpy()), case.select(name, 0.7))
-    np.testing.assert_array_equal(features.numpy(), case.features)  # inputs are unchanged
-
-
-@pytest.mark.parametrize("name", SELECTIONS)
-def test_inputs_are_not_modified(name):
-    case = make_case(name, 5, own=True)
-    before = [array.copy() for array in (case.features, case.theta, case.information)]
-    noise = None if case.noise is None else case.noise.copy()
-    case.select(name, 1.0)
-    for array, copy in zip((case.features, case.theta, case.information), before, strict=True):
-        np.testing.assert_array_equal(array, copy)
-    if noise is not None:
-        np.testing.assert_array_equal(case.noise, noise)
-
-
 # Ties
 
 
-@pytest.mark.parametrize("width", [0.0, 1.0])
 @pytest.mark.parametrize("name", DETERMINISTIC)
-def test_equal_arms_give_the_lowest_numbers(name, width):
-    case = make_case(name, 0, own=False)
-    case.features[:] = case.features[:, :1]
-    np.testing.assert_array_equal(case.select(name, width), np.zeros((2, N)))
-
-
-@pytest.mark.parametrize("name", ["ucb", "maxinp", "maxpairucb"])
-def test_duplicates_do_not_change_the_selection(name):
-    """Doubling the arms does not change the pair with the lowest numbers."""
+def test_equal_arms_give_the_lowest_numbers(name):
     for seed in range(20):
         case = make_case(name, seed, own=False)
+        # Doubling the arms does not change the pair with the lowest numbers.
         doubled = dataclasses.replace(case, features=np.concatenate([case.features] * 2, axis=1))
         np.testing.assert_array_equal(doubled.select(name, 1.0), case.select(name, 1.0))
+        case.features[:] = case.features[:, :1]
+        for width in (0.0, 1.0):
+            np.testing.assert_array_equal(case.select(name, width), np.zeros((2, N)))
 
 
-def test_maxinp_keeps_two_equal_best_arms():
+def test_maxinp_keeps_two_equal_best_arms_and_a_sole_candidate():
     """The source's strict inequality would leave no candidate."""
-    features = np.array([[[0.0, 0.0], [1.0, 0.0], [1.0, 0.0]]])
-    first, second = selection.maxinp(features, np.array([1.0, 0.0]), np.eye(2), 0.1)
-    assert (first[0], second[0]) == (1, 1)
-
-
-def test_maxinp_with_a_sole_candidate():
-    features = np.array([[[0.0, 0.0], [5.0, 0.0], [1.0, 0.0]]])
-    first, second = selection.maxinp(features, np.array([1.0, 0.0]), np.eye(2), 0.1)
-    assert (first[0], second[0]) == (1, 1)
+    for arms in ([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], [5.0, 0.0], [1.0, 0.0]]):
+        first, second = selection.maxinp(np.array([arms]), np.array([1.0, 0.0]), np.eye(2), 0.1)
+        assert (first[0], second[0]) == (1, 1)
 
 
 def test_tied_pairs_are_lexicographic():
@@ -319,21 +280,13 @@ def test_small_integers_equal_brute_force(features, width):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", SELECTIONS)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_feature_that_is_not_a_number_is_refused(name, own, bad):
-    case = make_case(name, 0, own=own)
-    case.features[2, 1, 0] = bad
-    with pytest.raises(FloatingPointError, match="not a finite number"):
-        case.select(name, 1.0)
-
-
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", SELECTIONS)
-def test_a_theta_that_is_not_a_number_is_refused(name, own):
-    case = make_case(name, 0, own=own)
-    case.theta[..., 0] = math.nan
-    with pytest.raises(FloatingPointError):
-        case.select(name, 1.0)
+def test_features_and_thetas_that_are_no_numbers_are_refused(name, own):
+    for bad in (math.nan, math.inf, -math.inf):
+        features, theta = (make_case(name, 0, own=own) for _ in range(2))
+        features.features[2, 1, 0] = theta.theta[..., 0] = bad
+        for case in (features, theta):
+            with pytest.raises(FloatingPointError, match="not a finite number"):
+                case.select(name, 1.0)
 
 
 # Randomness
@@ -365,13 +318,11 @@ def test_thompson_draws_have_the_documented_distribution():
         assert both == pytest.approx(right**2, abs=4.5 * math.sqrt(0.25 / draws))
 
 
-def test_gumbel_noise_is_gumbel():
+def test_gumbel_noise_is_gumbel_and_finite_at_both_ends():
     noise = drawn(selection.selector.gumbel_per_arm, AgentStreams(0, range(2000)), 10, 3)
     assert noise.shape == (2000, 10)
     assert stats.kstest(noise.ravel(), "gumbel_r").pvalue > 1e-3
 
-
-def test_gumbel_noise_is_finite_at_both_ends():
     class Ends(AgentStreams):
         def random(self, name, iterations, *shape):
             return np.array([[[0.0, 1.0 - 2.0**-53]]])
@@ -399,25 +350,6 @@ def features_of(iterations):
     return np.random.default_rng(9).normal(size=(iterations, 10, K, D))
 
 
-def select_all(name, blocks, *, own=False, iterations=4):
-    """Select for 10 agents, divided into blocks."""
-    settings = make_settings(name)
-    case = make_case("ucb", 1, own=own, agents=10)
-    whitener = whiten(case.information)
-    contexts = features_of(iterations)
-    chosen = []
-    for block in blocks:
-        selector = Selector(settings, AgentStreams(settings.seed, block))
-        rows = []
-        for t in range(1, iterations + 1):
-            agents = np.array(block)
-            theta = case.theta[agents] if own else case.theta
-            root = whitener[agents] if own else whitener
-            rows.append(selector.select(range(t, t + 1), contexts[t - 1, agents], theta, root, 10))
-        chosen.append(np.stack(rows))
-    return np.concatenate(chosen, axis=2)
-
-
 @pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 65, 130])
 def test_whiteners_of_any_size_are_inverse_factors(d):
     """For one matrix and a batch: C C^T = W^-1, C upper triangular."""
@@ -437,58 +369,31 @@ def test_the_largest_norm_of_a_batch():
     assert largest_norm(np.array([8.0, 15.0])) == 17.0
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", SELECTIONS)
-def test_results_do_not_depend_on_blocks(name, own):
-    whole = select_all(name, [range(10)], own=own)
-    two = select_all(name, [range(4), range(4, 10)], own=own)
-    single = select_all(name, [range(i, i + 1) for i in range(10)], own=own)
-    for other in (two, single):
-        np.testing.assert_array_equal(other, whole)
-
-
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_selector_passes_the_width_of_theory(name):
     settings = make_settings(name, beta_scale=0.5, kappa_mu=0.2)
     case = make_case(name, 4, own=False, agents=10)
-    streams = AgentStreams(settings.seed, range(10))
-    draw = find_rule(name).noise
+    streams, own_streams = (AgentStreams(settings.seed, range(10)) for _ in range(2))
+    selector, draw = Selector(settings, own_streams), find_rule(name).noise
+    estimate = case.features, case.theta, whiten(case.information)
     for t in (1, 2, 5):
         noise = None if draw is None else drawn(draw, streams, K, D)
-        right = find_rule(name).select(
-            case.features, case.theta, whiten(case.information), theory.width(t, 7, settings), noise
-        )
-        if t == 1:
-            selector = Selector(settings, AgentStreams(settings.seed, range(10)))
-        chosen = selector.select(
-            range(t, t + 1), case.features, case.theta, whiten(case.information), 7
-        )
-        np.testing.assert_array_equal(chosen, right)
+        right = find_rule(name).select(*estimate, theory.width(t, 7, settings), noise)
+        np.testing.assert_array_equal(selector.select(range(t, t + 1), *estimate, 7), right)
+    assert bool(own_streams.state()) is (name in RANDOM)  # others use no random numbers
 
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_noise_changes_with_the_iteration_and_the_seed(name):
-    features = np.repeat(features_of(1), 20, axis=0)
-    case = make_case("ucb", 1, own=False)
-    chosen = []
+    features, case = features_of(1)[0], make_case("ucb", 1, own=False)
+    chosen = set()
     for seed in (0, 1):
         selector = Selector(make_settings(name), AgentStreams(seed, range(10)))
         for t in range(1, 21):
-            pair = selector.select(
-                range(t, t + 1), features[t - 1], case.theta, whiten(case.information), 10
-            )
-            chosen.append(np.stack(pair).tobytes())
-    assert len(set(chosen)) > 30
-
-
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_deterministic_rules_use_no_random_numbers(name):
-    streams = AgentStreams(0, range(10))
-    case = make_case(name, 1, own=False)
-    Selector(make_settings(name), streams).select(
-        range(1, 2), case.features, case.theta, whiten(case.information), 10
-    )
-    assert streams.state() == {}
+            estimate = features, case.theta, whiten(case.information)
+            pair = selector.select(range(t, t + 1), *estimate, 10)
+            chosen.add(np.stack(pair).tobytes())
+    assert len(chosen) > 30
 
 
 @pytest.mark.parametrize("name", SELECTIONS)

@@ -12,7 +12,7 @@ from conftest import nested
 from fldb_flower.algorithms.solvers import newton
 from fldb_flower.bandit.preference import derivatives, gram
 from fldb_flower.bandit.selection import ucb, whiten
-from fldb_flower.environments.base import Contexts
+from fldb_flower.environments import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.exchange import Upload
 from fldb_flower.federation.history import History
@@ -172,18 +172,18 @@ def test_features_so_large_that_lambda_is_lost(regret, learner, agents, scale):
     assert regret(Decided, learner, num_agents=agents) < 0.75 * random
 
 
-@pytest.mark.parametrize("ridge", [1e-16, 1e-30, 1e-100])
 @pytest.mark.parametrize("learner", ["gd", "ons", "ldb"])
-def test_a_ridge_below_rounding_errors(regret, learner, ridge):
+def test_a_ridge_below_rounding_errors(regret, learner):
     random = regret(Scaled, {"algorithm": "random"})
-    assert regret(Scaled, LEARNERS[learner], lambda_=ridge) < 0.75 * random
+    for ridge in (1e-16, 1e-30, 1e-100):
+        assert regret(Scaled, LEARNERS[learner], lambda_=ridge) < 0.75 * random
 
 
-@pytest.mark.parametrize("scale", [1e-150, 1e150])
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_features_whose_squares_are_just_finite(regret, learner, scale):
-    world = type("World", (Scaled,), {"scale": scale / 4.0})
-    assert regret(world, LEARNERS[learner]) >= 0.0
+def test_features_whose_squares_are_just_finite(regret, learner):
+    for scale in (1e-150, 1e150):
+        world = type("World", (Scaled,), {"scale": scale / 4.0})
+        assert regret(world, LEARNERS[learner]) >= 0.0
 
 
 @pytest.mark.parametrize("learner", ["ons", "ons geometric", "gd"])

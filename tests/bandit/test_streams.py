@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -10,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fldb_flower.bandit.streams import (
-    AgentStreams,
-    StreamReader,
-    keyed_generator,
-    position_of,
-    shared_generator,
-)
+from fldb_flower.bandit.streams import AgentStreams, keyed_generator, shared_generator
 
 property_test = settings(deadline=None, derandomize=True, max_examples=30)
 
@@ -35,34 +28,6 @@ def every_kind(streams, count):
 def assert_same(first, second):
     for kind in first:
         np.testing.assert_array_equal(first[kind], second[kind], err_msg=kind)
-
-
-def test_shapes_are_agents_iterations_then_the_draw():
-    draws = every_kind(AgentStreams(0, range(5, 11)), 8)
-    shapes = {kind: array.shape for kind, array in draws.items()}
-    assert shapes == {
-        "normal": (6, 8, 3, 2),
-        "random": (6, 8, 3),
-        "logistic": (6, 8),
-        "permutations": (6, 8, 4),
-    }
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_one_generator_draws_from_several_streams_in_turn(direct, monkeypatch):
-    with monkeypatch.context() as patch:
-        if not direct:  # NumPy stores the state differently
-            patch.setattr("fldb_flower.bandit.streams.position_of", lambda _: b"")
-        reader = StreamReader()
-    streams = [keyed_generator(0, agent) for agent in range(3)]
-    positions = [position_of(stream) for stream in streams]
-    for place in (0, 1, 2, 1, 0, 0, 2):
-        reader.position = positions[place]
-        drawn = reader.generator.standard_normal(5)
-        positions[place] = reader.position
-        np.testing.assert_array_equal(drawn, streams[place].standard_normal(5))
-    copy = pickle.loads(pickle.dumps(reader))
-    assert copy.generator.random() == streams[2].random()
 
 
 def test_agents_seeds_and_names_have_different_draws():
@@ -89,6 +54,8 @@ def test_the_shared_generator_depends_on_seed_and_name_and_differs_from_agents()
 @given(cuts=st.lists(st.integers(1, 5), min_size=1, max_size=5))
 def test_draws_do_not_depend_on_the_blocks_of_iterations(cuts):
     whole = every_kind(AgentStreams(9, range(2)), sum(cuts))
+    shapes = [array.shape for array in whole.values()]
+    assert shapes == [(2, sum(cuts), *rest) for rest in ((3, 2), (3,), (), (4,))]
     streams = AgentStreams(9, range(2))
     parts = [every_kind(streams, count) for count in cuts]
     for kind, array in whole.items():
@@ -111,23 +78,15 @@ def test_draws_do_not_depend_on_the_partition_of_agents(cuts):
 
 
 @pytest.mark.parametrize(
-    ("shape", "size"), [((), 32), ((5, 5), 32), ((10, 8), 8), ((800,), 1), ((50, 384), 1)]
+    ("shape", "size"),
+    [((), 32), ((5, 5), 32), ((10, 5), 16), ((10, 8), 8), ((800,), 1), ((50, 384), 1)],
 )
-def test_few_numbers_are_drawn_for_agents_of_other_blocks(shape, size):
-    """At most 800: a node with one agent draws the numbers of its whole cohort."""
-    whole = AgentStreams(5, range(70))
-    drawn = whole.standard_normal("arms", 2, *shape)
-    assert len(whole.state()["arms"]) == -(-70 // size)
-    part = AgentStreams(5, range(33, 41))
-    np.testing.assert_array_equal(part.standard_normal("arms", 2, *shape), drawn[33:41])
-    assert len(part.state()["arms"]) == {32: 1, 8: 2, 1: 8}[size]
+def test_draws_equal_the_sequence_of_a_cohorts_generator(shape, size):
+    """By iteration and then by agent; a block keeps only the part of its own agents.
 
-
-@pytest.mark.parametrize("shape", [(), (3,), (10, 5), (50, 384)])
-def test_draws_equal_the_sequence_of_a_cohorts_generator(shape):
-    """By iteration and then by agent; a block keeps only the part of its own agents."""
+    At most 800 numbers: a node with one agent draws those of its whole cohort.
+    """
     agents, iterations = range(13, 39), 3
-    size = {(): 32, (3,): 32, (10, 5): 16, (50, 384): 1}[shape]
     right = np.empty((len(agents), iterations, *shape))
     for cohort in range(agents.start // size, agents[-1] // size + 1):
         generator = keyed_generator(7, 1, cohort, "arms")
@@ -136,27 +95,15 @@ def test_draws_equal_the_sequence_of_a_cohorts_generator(shape):
                 numbers = generator.standard_normal(shape)
                 if agent in agents:
                     right[agent - agents.start, iteration] = numbers
-    drawn = AgentStreams(7, agents).standard_normal("arms", iterations, *shape)
-    np.testing.assert_array_equal(drawn, right)
+    streams = AgentStreams(7, agents)
+    np.testing.assert_array_equal(streams.standard_normal("arms", iterations, *shape), right)
+    assert len(streams.state()["arms"]) == agents[-1] // size + 1 - agents.start // size
 
 
 def test_drawing_from_one_name_does_not_advance_others():
     quiet, busy = AgentStreams(1, range(2)), AgentStreams(1, range(2))
     busy.random("noise", 100)
     assert_same(every_kind(quiet, 3), every_kind(busy, 3))
-
-
-def test_numpys_global_seed_has_no_influence():
-    saved = np.random.get_state()  # noqa: NPY002 - the global state is tested here
-    try:
-        np.random.seed(1)  # noqa: NPY002
-        first = every_kind(AgentStreams(0, range(3)), 2)
-        np.random.seed(2)  # noqa: NPY002
-        before = np.random.get_state()[1].tobytes()  # noqa: NPY002
-        assert_same(first, every_kind(AgentStreams(0, range(3)), 2))
-        assert np.random.get_state()[1].tobytes() == before  # noqa: NPY002
-    finally:
-        np.random.set_state(saved)  # noqa: NPY002
 
 
 @property_test
@@ -190,21 +137,20 @@ def test_permutations_are_uniform(size, count):
     assert stats.chisquare(observed).pvalue > 1e-3
 
 
-def test_logistic_draws_follow_the_logistic_distribution():
-    drawn = AgentStreams(0, range(20)).logistic("preferences", 1000).ravel()
-    assert stats.kstest(drawn, stats.logistic.cdf).pvalue > 1e-3
+def test_draws_follow_their_distributions():
+    streams = AgentStreams(0, range(20))
+    logistic = streams.logistic("preferences", 1000).ravel()
+    for drawn, distribution in (
+        (logistic, stats.logistic),
+        (streams.standard_normal("arms", 100, 5, 2).ravel(), stats.norm),
+        (streams.random("user", 1000).ravel(), stats.uniform),
+    ):
+        assert stats.kstest(drawn, distribution.cdf).pvalue > 1e-3
     # A preference is drawn as: below z with probability mu(z). 4 standard errors of 20000 draws.
     for z in (-2.0, 0.0, 0.7):
         mu = 1 / (1 + math.exp(-z))
-        assert (drawn < z).mean() == pytest.approx(mu, abs=4 * math.sqrt(mu * (1 - mu) / 20000))
-
-
-def test_normal_and_uniform_draws_follow_their_distributions():
-    streams = AgentStreams(0, range(20))
-    normal = streams.standard_normal("arms", 100, 5, 2).ravel()
-    uniform = streams.random("user", 1000).ravel()
-    assert stats.kstest(normal, stats.norm.cdf).pvalue > 1e-3
-    assert stats.kstest(uniform, stats.uniform.cdf).pvalue > 1e-3
+        error = 4 * math.sqrt(mu * (1 - mu) / 20000)
+        assert (logistic < z).mean() == pytest.approx(mu, abs=error)
 
 
 def test_logistic_is_finite_at_the_ends_of_the_uniform_draw(monkeypatch):
@@ -231,10 +177,7 @@ def test_restored_streams_continue_identically():
     assert_same(every_kind(fresh, 9), expected)
     streams.restore(state)  # also restores the same object
     assert_same(every_kind(streams, 9), expected)
-
-
-def test_a_stream_first_used_after_restoring_starts_at_the_beginning():
-    streams, fresh = AgentStreams(8, range(2)), AgentStreams(8, range(2))
-    streams.random("early", 3)
-    fresh.restore(streams.state())
-    np.testing.assert_array_equal(fresh.random("late", 3), streams.random("late", 3))
+    # A stream that is first used after restoring starts at the beginning.
+    np.testing.assert_array_equal(
+        fresh.random("late", 3), AgentStreams(6, range(30, 70)).random("late", 3)
+    )

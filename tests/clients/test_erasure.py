@@ -16,13 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from clients.device import DeviceAgent, Limits
 from clients.preference_agent import PreferenceAgent
-from clients.store import DuelStore, UndoError, UnknownDuelError
+from clients.store import DuelStore, Forgotten, UndoError, UnknownDuelError
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat
-from fldb_flower.wire.codec import DeviceUploadHeader, decode_upload, encode_broadcast
+from fldb_flower.wire import DeviceUploadHeader, decode_upload, encode_broadcast
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 ARMS = [[0.0, 0.5], [1.0, 0.25]]
@@ -246,9 +246,8 @@ class Forgetting(RuleBasedStateMachine):
     def forget(self):
         uncertain = sum(value is not None for value in self.values[self.known : self.sent])
         unsent = len(self.values) - self.sent
-        result = self.agent.forget()
-        assert (result.proposals, result.forgotten) == (len(self.open), unsent + uncertain)
-        assert (result.may_be_counted, result.counted) == (uncertain, self.known)
+        right = Forgotten(len(self.open), unsent + uncertain, uncertain, self.known)
+        assert self.agent.forget() == right
         self.values[:] = [None] * self.sent
         del self.duels[self.sent :]
         assert evidence(self.path) <= {0.0}
@@ -290,28 +289,13 @@ def test_erased_answers_are_in_no_file(path):
                 acknowledge(device, 2)
             if number == 4:
                 upload(device, counted=2)
-        result = agent.forget()
         # 1 and 2 are counted; 3, 4 and 5 in an upload; 6 and 7 in none; the last is unanswered
-        assert (result.proposals, result.forgotten, result.may_be_counted, result.counted) == (
-            1, 5, 3, 2,
-        )  # fmt: skip
+        assert agent.forget() == Forgotten(1, 5, may_be_counted=3, counted=2)
         assert found(path, "text-", "key-") == []
         data = b"".join(file.read_bytes() for file in path.parent.glob("duels.db*"))
         assert not any(difference(s * v) in data for v in values for s in (1, -1))
-        again = agent.forget()
-        assert (again.proposals, again.forgotten, again.may_be_counted, again.counted) == (
-            0, 0, 0, 2,
-        )  # fmt: skip
+        assert agent.forget() == Forgotten(0, 0, may_be_counted=0, counted=2)
         assert agent.record(agent.propose(ARMS).id, "tie") == 6  # 6 and 7 were never sent
-
-
-def test_forgetting_a_store_without_duels(path):
-    with PreferenceAgent(path) as agent:
-        result = agent.forget()
-        assert (result.proposals, result.forgotten, result.may_be_counted, result.counted) == (
-            0, 0, 0, 0,
-        )  # fmt: skip
-        assert agent.record(agent.propose(ARMS).id, "tie") == 1
 
 
 def test_an_upload_of_erased_answers_is_plausible_and_has_no_effect(path):

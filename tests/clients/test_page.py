@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 import uvicorn
-from accessibility import violations
 from browsers import (  # noqa: F401 - two of them are fixtures
     browser,
     chrome,
@@ -26,6 +26,7 @@ from browsers import (  # noqa: F401 - two of them are fixtures
     keys,
     messages,
     texts,
+    violations,
 )
 from test_service import TOKEN, TRAINS, recorded
 from vaults import configure
@@ -133,6 +134,15 @@ def wait_until_ready(page) -> None:
     wait(lambda: page.execute_script("return choose !== null && !byId('duel').hidden"))
 
 
+def opened(page, start, *pairs: str) -> tuple[Device, list[str]]:
+    """Propose duels of arms that are single letters, and open the page at the first."""
+    device = start()
+    duels = [device.propose(*pair) for pair in pairs]
+    page.get(device.url())
+    wait_for_duel(page, *pairs[0])
+    return device, duels
+
+
 def wait_for_notice(page, text: str) -> None:
     wait(lambda: text in " ".join(texts(page, "#notice:not([hidden]) *")))
 
@@ -184,9 +194,7 @@ def test_left_and_right_are_mapped_to_first_and_second(give, lot, page, start):
 
 
 def test_the_order_of_each_duel_is_random(page, start):
-    device = start()
-    device.propose("the first", "the second")
-    page.get(device.url())
+    opened(page, start, "ab")
     orders = set()
     for _ in range(40):  # the same side 40 times: 1 in 10^12
         wait(lambda: len(cards(page)) == 2)
@@ -194,7 +202,12 @@ def test_the_order_of_each_duel_is_random(page, start):
         if len(orders) == 2:
             break
         page.refresh()
-    assert orders == {"the first", "the second"}
+    assert orders == {"a", "b"}
+    script = "return [...Array(4000)].filter(() => placed({first: 1})[0]).length"
+    assert abs(page.execute_script(script) - 2000) < 5 * 31.6  # five standard deviations
+    script = """const duel = {first: 1, second: 2}; const [left] = placed(duel);
+      return [...Array(50)].every(() => placed(duel)[0] === left)"""
+    assert page.execute_script(script)
 
 
 def twice_a_key(page):
@@ -214,29 +227,27 @@ def a_double_click(page):
     ActionChains(page).double_click(find(page, "#left")).perform()
 
 
-def a_key_held(page):
+def held(page, kind: str, key: str, code: int, **more: str) -> None:
+    """Hold a key down for most of a second."""
+    event = {"type": kind, "key": key, "windowsVirtualKeyCode": code, **more}
     for number in range(28):
-        event = {"type": "rawKeyDown", "key": "ArrowLeft", "windowsVirtualKeyCode": 37}
         page.execute_cdp_cmd("Input.dispatchKeyEvent", event | {"autoRepeat": number > 0})
         time.sleep(0.03)
-    page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyUp", "key": "ArrowLeft"})
+    page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyUp", "key": key})
+
+
+def a_key_held(page):
+    held(page, "rawKeyDown", "ArrowLeft", 37)
 
 
 def enter_held(page):
     find(page, "#left").send_keys("")  # moves the focus
-    for number in range(28):
-        event = {"type": "keyDown", "key": "Enter", "text": "\r", "windowsVirtualKeyCode": 13}
-        page.execute_cdp_cmd("Input.dispatchKeyEvent", event | {"autoRepeat": number > 0})
-        time.sleep(0.03)
-    page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyUp", "key": "Enter"})
+    held(page, "keyDown", "Enter", 13, text="\r")
 
 
 @pytest.mark.parametrize("act", [twice_a_key, a_double_click, a_key_held, enter_held])
 def test_one_press_answers_one_duel(act, page, start):
-    device = start()
-    duels = [device.propose("a", "b"), device.propose("c", "d"), device.propose("e", "f")]
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
+    device, duels = opened(page, start, "ab", "cd", "ef")
     act(page)
     wait_for_duel(page, "c", "d")
     time.sleep(0.3)
@@ -245,28 +256,19 @@ def test_one_press_answers_one_duel(act, page, start):
     wait_for_duel(page, "e", "f")
 
 
-def test_browser_shortcuts_do_not_answer(page, start):
+def test_browser_shortcuts_do_not_answer_and_tab_and_enter_do(page, start):
     from selenium.webdriver import ActionChains, Keys
 
-    device = start()
-    device.propose("a", "b")
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
-    for held in (Keys.CONTROL, Keys.SHIFT):
-        ActionChains(page).key_down(held).send_keys(Keys.ARROW_RIGHT).key_up(held).perform()
+    device, (duel, _) = opened(page, start, "ab", "cd")
+    for modifier in (Keys.CONTROL, Keys.SHIFT):
+        chain = ActionChains(page).key_down(modifier).send_keys(Keys.ARROW_RIGHT)
+        chain.key_up(modifier).perform()
     keys(page, Keys.BACKSPACE, Keys.ESCAPE, "x", " ")  # there is nothing to undo
     time.sleep(0.3)
     assert recorded(device.path) == {}
     assert cards(page)
-
-
-def test_answers_with_tab_and_enter(page, start):
-    from selenium.webdriver import Keys
-
-    device = start()
-    duel = device.propose("a", "b")
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
+    left, right = page.execute_script(LOOKS)
+    assert left == right
     reached = []
     script = """const e = document.activeElement; const style = getComputedStyle(e);
       return [e.id, style.outlineStyle, style.outlineWidth]"""
@@ -279,6 +281,15 @@ def test_answers_with_tab_and_enter(page, start):
     find(page, "#tie").send_keys(Keys.ENTER)
     wait_for_answered(page, 1)
     assert recorded(device.path) == {duel: (1, 0.5)}
+    wait_for_duel(page, "c", "d")  # neither arm is focused after an answer by key
+    assert page.execute_script(LOOKS) == [left, left]
+    assert page.execute_script(FOCUS) == "question"
+    outline = "return getComputedStyle(document.activeElement).outlineStyle"
+    assert page.execute_script(outline) == "none"
+    keys(page, Keys.TAB)  # the next stop is again the first arm
+    focused, right = page.execute_script(LOOKS)
+    assert focused != right == left
+    assert page.execute_script(FOCUS) == "left"
 
 
 def test_changes_are_announced_to_screen_readers(page, start):
@@ -344,10 +355,7 @@ def test_the_last_answer_is_undone_and_given_again(give, page, start):
 
 
 def test_an_uploaded_answer_cannot_be_undone(page, start):
-    device = start()
-    duels = [device.propose("a", "b"), device.propose("c", "d"), device.propose("e", "f")]
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
+    device, duels = opened(page, start, "ab", "cd", "ef")
     press(page, "tie")
     wait_for_duel(page, "c", "d")
     device.agent.store.cut(0, 1)
@@ -370,31 +378,9 @@ def test_an_uploaded_answer_cannot_be_undone(page, start):
 UPLOADED = "Your last answer was uploaded. It can no longer be undone."
 
 
-def test_an_undo_is_repeated_until_the_service_is_back(page, start):
-    device = start()
-    device.propose("a", "b")
-    device.propose("c", "d")
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
-    press(page, "left")
-    wait_for_duel(page, "c", "d")
-    device.stop()
-    press(page, "undo")
-    wait_for_notice(page, "The service does not answer")
-    device.start()
-    wait_for_duel(page, "a", "b")
-    assert recorded(device.path) == {}
-    press(page, "tie")
-    wait_for_answered(page, 1)
-
-
 @pytest.mark.parametrize("give", [press, click])
 def test_a_skipped_duel_is_no_answer(give, page, start):
-    device = start()
-    device.propose("a", "b")
-    second = device.propose("c", "d")
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
+    device, (_, second) = opened(page, start, "ab", "cd")
     give(page, "skip")
     wait_for_duel(page, "c", "d")
     live = find(page, "[role=status]").get_attribute("textContent")
@@ -407,18 +393,6 @@ def test_a_skipped_duel_is_no_answer(give, page, start):
 
 
 # ---- What influences answers
-
-
-def test_left_and_right_are_equally_frequent(page, start):
-    device = start()
-    device.propose("a", "b")
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
-    script = "return [...Array(4000)].filter(() => placed({first: 1})[0]).length"
-    assert abs(page.execute_script(script) - 2000) < 5 * 31.6  # five standard deviations
-    script = """const duel = {first: 1, second: 2}; const [left] = placed(duel);
-      return [...Array(50)].every(() => placed(duel)[0] === left)"""
-    assert page.execute_script(script)
 
 
 LOOKS = """return ["left", "right"].map((id) => {
@@ -439,11 +413,7 @@ def test_neither_arm_is_highlighted_after_a_click(page, start):
     """The mouse stays where the last arm was chosen."""
     from selenium.webdriver import ActionChains
 
-    device = start()
-    for number in range(3):
-        device.propose(f"a{number}", f"b{number}")
-    page.get(device.url())
-    wait_for_duel(page, "a0", "b0")
+    opened(page, start, "ab", "cd", "ef")
     with_mouse(page)
     left, right = page.execute_script(LOOKS)
     assert left == right
@@ -451,74 +421,28 @@ def test_neither_arm_is_highlighted_after_a_click(page, start):
     hovered, right = page.execute_script(LOOKS)
     assert hovered != right
     ActionChains(page).click().perform()
-    wait_for_duel(page, "a1", "b1")
+    wait_for_duel(page, "c", "d")
     assert page.execute_script(LOOKS) == [left, left]
     assert page.execute_script("return document.querySelector('#left').matches(':hover')")
     assert page.execute_script(FOCUS) == "question"
     ActionChains(page).move_by_offset(9, 9).perform()
     assert page.execute_script(LOOKS) == [hovered, left]
     press(page, "right")  # by a key, with the mouse over the left arm
-    wait_for_duel(page, "a2", "b2")
+    wait_for_duel(page, "e", "f")
     assert page.execute_script(LOOKS) == [left, left]
-
-
-def test_neither_arm_is_focused_after_an_answer_by_key(page, start):
-    from selenium.webdriver import Keys
-
-    device = start()
-    for number in range(3):
-        device.propose(f"a{number}", f"b{number}")
-    page.get(device.url())
-    wait_for_duel(page, "a0", "b0")
-    left, right = page.execute_script(LOOKS)
-    assert left == right
-    keys(page, Keys.TAB)
-    focused, right = page.execute_script(LOOKS)
-    assert focused != right == left
-    keys(page, Keys.ENTER)
-    wait_for_duel(page, "a1", "b1")
-    assert page.execute_script(LOOKS) == [left, left]
-    assert page.execute_script(FOCUS) == "question"
-    assert page.execute_script("return getComputedStyle(document.activeElement).outlineStyle") in {
-        "none",
-    }
-    keys(page, Keys.TAB)  # the next stop is again the first arm
-    assert page.execute_script(FOCUS) == "left"
-    press(page, "tie")
-    wait_for_duel(page, "a2", "b2")
-    assert page.execute_script(LOOKS) == [left, left]
-
-
-def test_neither_arm_is_highlighted_after_a_touch(page, start):
-    device = start()
-    device.propose("a", "b")
-    device.propose("c", "d")
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
-    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-    try:
-        page.get(device.url())
-        wait_for_duel(page, "a", "b")
-        assert page.execute_script("return matchMedia('(hover: none)').matches")
-        assert texts(page, "kbd")
-        assert not find(page, "kbd").is_displayed()
-        left, right = page.execute_script(LOOKS)
-        assert left == right
-        tap(page, "#left")
-        wait_for_duel(page, "c", "d")
-        assert page.execute_script(LOOKS) == [left, left]
-        assert page.execute_script(FOCUS) != "left"
-        tap(page, "#skip")
-        wait_for_notice(page, "Nothing to answer now")
-    finally:
-        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
 
 
 # ---- Errors
 
 
-def test_a_duel_that_is_proposed_later_appears(page, start):
+def test_a_missing_or_wrong_token_is_explained_and_can_be_corrected(page, start):
     device = start()
-    page.get(device.url())
+    for token in ("", "wrong"):
+        page.get(device.url(token))
+        wait_for_notice(page, "needs the service's token")
+        wait_for_notice(page, "Open the address that the service prints when it starts")
+        assert cards(page) == []
+    page.get(device.url())  # the same page: only the fragment changes
     wait_for_notice(page, "Nothing to answer now")
     device.propose("a", "b")
     wait_for_duel(page, "a", "b")
@@ -526,38 +450,9 @@ def test_a_duel_that_is_proposed_later_appears(page, start):
     assert console_messages(page) == []
 
 
-def test_the_token_leaves_the_address_and_stays_in_the_tab(page, start):
-    device = start()
-    device.propose("a", "b")
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
-    assert page.current_url == f"http://127.0.0.1:{device.port}/"
-    page.refresh()
-    wait_for_duel(page, "a", "b")
-    asked = [m["params"]["request"] for m in messages(page) if m["method"] == ASKED]
-    assert asked
-    assert not any(TOKEN in request["url"] for request in asked)
-
-
-@pytest.mark.parametrize("token", ["", "wrong"])
-def test_a_missing_or_wrong_token_is_explained_and_can_be_corrected(token, page, start):
-    device = start()
-    device.propose("a", "b")
-    page.get(device.url(token))
-    wait_for_notice(page, "needs the service's token")
-    wait_for_notice(page, "Open the address that the service prints when it starts")
-    assert cards(page) == []
-    page.get(device.url())  # the same page: only the fragment changes
-    wait_for_duel(page, "a", "b")
-    assert console_messages(page) == []
-
-
-def test_an_answer_is_kept_while_the_service_is_down(page, start):
-    device = start()
-    duel = device.propose("a", "b")
+def test_answers_and_undoing_are_repeated_while_the_service_is_down(page, start):
     page.draw(0.9)
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
+    device, (duel, _) = opened(page, start, "ab", "cd")
     device.stop()
     press(page, "right")
     wait_for_notice(page, "The service does not answer")
@@ -566,6 +461,19 @@ def test_an_answer_is_kept_while_the_service_is_down(page, start):
     device.start()
     wait_for_answered(page, 1)
     assert recorded(device.path) == {duel: (1, 0.0)}
+    wait_for_duel(page, "c", "d")
+    device.stop()
+    press(page, "undo")
+    wait_for_notice(page, "The service does not answer")
+    wait_for_notice(page, "Your last step is kept in this page")
+    device.start()
+    wait_for_duel(page, "a", "b")
+    assert recorded(device.path) == {}
+    for number, shown in enumerate(("cd", ""), 1):
+        press(page, "tie")
+        wait_for_answered(page, number)
+        if shown:
+            wait_for_duel(page, *shown)
     wait_for_notice(page, "Nothing to answer now")
     device.stop()
     wait_for_notice(page, "No answer is lost")
@@ -574,40 +482,29 @@ def test_an_answer_is_kept_while_the_service_is_down(page, start):
     assert console_messages(page) == []
 
 
-def test_an_expired_duel_is_replaced_by_the_next(page, start):
-    device = start()
-    device.propose("old", "older")
-    page.get(device.url())
-    wait_for_duel(page, "old", "older")
-    with contextlib.closing(sqlite3.connect(device.path, timeout=60)) as rows, rows:
-        rows.execute("UPDATE proposals SET expires = ?", [time.time() - 1])
-    press(page, "left")
-    wait(lambda: cards(page) != ["old", "older"])
-    wait_for_notice(page, "Nothing to answer now")
-    assert recorded(device.path) == {}
-
-
-def test_a_duel_that_was_answered_elsewhere_keeps_that_answer(page, start):
-    device = start()
-    duel = device.propose("a", "b")
-    device.propose("c", "d")
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
+def test_a_duel_that_expired_or_was_answered_elsewhere_is_replaced_by_the_next(page, start):
+    device, (duel, _) = opened(page, start, "ab", "cd")
     device.agent.record(duel, "tie")
     press(page, "left")
     wait_for_duel(page, "c", "d")
     assert "answered elsewhere" in texts(page, "[role=status]")[0]
+    with contextlib.closing(sqlite3.connect(device.path, timeout=60)) as rows, rows:
+        rows.execute("UPDATE proposals SET expires = ?", [time.time() - 1])
+    press(page, "left")
+    wait_for_notice(page, "Nothing to answer now")
     assert recorded(device.path) == {duel: (1, 0.5)}
 
 
 # ---- Contents of the page
 
 
-def synchronize(device: Device, theta: list[float], ago: float, counted: int = 0) -> None:
-    size = len(theta)
+def synchronize(
+    device: Device, theta: list[float], ago: float, *, counted: int = 0, duels: int = 1234
+) -> None:
+    size, received = len(theta), time.time() - ago
     information = 50 * np.eye(size)[np.triu_indices(size)]
     device.agent.store.synchronize(
-        Synchronization(time.time() - ago, 3, counted, 1234, np.array(theta), information, {})
+        Synchronization(received, 3, counted, duels, np.array(theta), information, {})
     )
 
 
@@ -621,6 +518,9 @@ def test_progress_and_the_estimate_are_shown(page, start):
     assert count(page, "#weights:not([hidden]), #favourites:not([hidden])") == 0
     duel = device.agent.propose(np.eye(10)).id
     device.agent.record(duel, "first")
+    synchronize(device, [0.0] * 10, 5, duels=0)  # the first exchange of FLDB-ONS: theta = 0
+    wait(lambda: "Waiting for the first round" in texts(page, "#learned-note")[0])
+    assert texts(page, "dd") == ["1", "0", "never"]
     synchronize(device, [0.1, -2, 0.5, 1, 0, 0.25, -0.001, 0.3, 0.4, -0.2], 200, counted=1)
     wait(lambda: texts(page, "dd") == ["1", "1", "3 minutes ago"])
     wait(lambda: count(page, "#bars li") == 8)
@@ -676,32 +576,52 @@ def test_features_have_names_and_arms_are_ranked(page, trains):
     assert "from the next round on" in texts(page, "#learned-note")[0]
 
 
-def test_progress_of_a_round_by_hand(page, start):
-    page.get(start().url())
-    state = {"answered": 0, "counted": 0, "sent": 0, "needed": None, "received": None}
-    expected: dict[tuple[Any, ...], str] = {
-        (): "This device has not taken part in a round yet.",
-        ("answered", 4): "This device has not taken part in a round yet.",
-        ("received", 1): "",
-        ("answered", 4, "received", 1): "4 answers for the next round.",
-        ("answered", 1, "needed", 0): "1 answer for the next round.",
-        ("needed", 3): "The next round needs answers about 3 different pairs.",
-        ("answered", 2, "needed", 1): "2 answers for the next round, which needs 1 more different"
-        " pair.",
-        ("answered", 41, "needed", 2, "received", 1): "41 answers for the next round, which needs 2"
-        " more different pairs.",
-        ("answered", 9, "sent", 9, "received", 1): "9 answers uploaded, not yet confirmed by the"
-        " server.",
-        ("answered", 9, "sent", 9, "counted", 9, "received", 1): "All answers are counted.",
-        ("answered", 9, "sent", 7, "counted", 5, "needed", 4, "received", 1): "2 answers uploaded,"
-        " not yet confirmed by the server. 2 answers for the next round, which needs 4 more"
-        " different pairs.",
-    }
-    for pairs, text in expected.items():
-        changed = {**state, **dict(zip(pairs[::2], pairs[1::2], strict=True))}
-        assert page.execute_script("return inRounds(arguments[0])", changed) == text
+def values(**changes: Any) -> dict[str, Any]:
+    """Return a status, by default of a device that has answered nothing."""
+    status = {"answered": 0, "counted": 0, "sent": 0, "needed": None, "received": None}
+    return {**status, "duels": 40, **changes}
 
 
+PROGRESS = [
+    ({}, "This device has not taken part in a round yet."),
+    ({"answered": 4}, "This device has not taken part in a round yet."),
+    ({"received": 1}, ""),
+    ({"answered": 4, "received": 1}, "4 answers for the next round."),
+    ({"answered": 1, "needed": 0}, "1 answer for the next round."),
+    ({"needed": 3}, "The next round needs answers about 3 different pairs."),
+    ({"answered": 2, "needed": 1}, "2 answers for the next round, which needs 1 more different"
+     " pair."),
+    ({"answered": 41, "needed": 2, "received": 1}, "41 answers for the next round, which needs 2"
+     " more different pairs."),
+    ({"answered": 9, "sent": 9, "received": 1}, "9 answers uploaded, not yet confirmed by the"
+     " server."),
+    ({"answered": 9, "sent": 9, "counted": 9, "received": 1}, "All answers are counted."),
+    ({"answered": 9, "sent": 7, "counted": 5, "needed": 4, "received": 1}, "2 answers uploaded,"
+     " not yet confirmed by the server. 2 answers for the next round, which needs 4 more"
+     " different pairs."),
+]  # fmt: skip
+OWN, COMMON = {"own": True, "weights": [0.5]}, {"own": False, "weights": [0.5]}
+ZERO, ZEROS = {"own": True, "weights": [0.0]}, {"own": False, "weights": [0.0]}
+SOURCES = [
+    ({}, ZERO, "Nothing has been learned yet. What you prefer appears here after your first"
+     " answers."),
+    ({"answered": 2}, ZERO, "No preference is visible in the answers so far."),
+    ({"answered": 2, "duels": 0, "received": 1}, ZEROS, "Waiting for the first round. What is"
+     " learned from the answers of all devices appears here after it."),
+    ({"received": 1}, ZEROS, "No preference is visible in the answers so far."),
+    ({"answered": 2}, OWN, "From your 2 answers. Each answer counts at once."),
+    ({"received": 1}, OWN, "From what other devices have learned. Each of your answers counts at"
+     " once."),
+    ({"answered": 1, "received": 1}, OWN, "From your 1 answer and from what other devices have"
+     " learned. Each answer counts at once."),
+    ({"answered": 1, "received": 1}, COMMON, "From 40 answers of all devices, as of the last"
+     " round. Your new answers count from the next round on."),
+]  # fmt: skip
+TIMES = {
+    **dict.fromkeys((-5, 0, 59), "just now"), **dict.fromkeys((60, 119), "1 minute ago"),
+    120: "2 minutes ago", 3599: "59 minutes ago", 3600: "1 hour ago", 7200: "2 hours ago",
+    86399: "23 hours ago", 86400: "1 day ago", 3 * 86400: "3 days ago",
+}  # fmt: skip
 CLAIM = [
     "Your answers stay on this device",
     "Its reports are encrypted, and the server obtains only sums of them with noise, with the help"
@@ -713,18 +633,25 @@ CLAIM = [
 ]
 
 
-def privacy_of(**changes):
-    values = {"epsilon": 1.8122, "delta": 1e-6, "max_epsilon": 3, "days": None, "refused": False}
-    return {"secure": True, "privacy": {**values, **changes}}
-
-
-def test_what_the_server_can_learn_by_hand(page, start):
+def test_texts_by_hand(page, start):
+    """On progress, the source of the estimate, times, and what the server can learn."""
     page.get(start().url())
-    script = "return privacyOf(arguments[0])"
-    plain = page.execute_script(script, {"secure": False, "privacy": None})
+
+    def call(function: str, *arguments: Any) -> str:
+        return page.execute_script(f"return {function}(...arguments)", *arguments)
+
+    for changes, text in PROGRESS:
+        assert call("inRounds", values(**changes)) == text
+    for changes, weights, text in SOURCES:
+        assert call("sourceOf", values(**changes), weights) == text
+    script = "return arguments[0].map((s) => inWords(Date.now() / 1000 - s - 0.5))"
+    assert page.execute_script(script, list(TIMES)) == list(TIMES.values())
+    assert call("inWords", None) == "never"
+    plain = call("privacyOf", {"secure": False, "privacy": None})
     assert texts(page, "header p") == [plain]
     assert "devices" not in plain
-    secure = page.execute_script(script, privacy_of())
+    spent = {"epsilon": 1.8122, "delta": 1e-6, "max_epsilon": 3, "days": None, "refused": False}
+    secure = call("privacyOf", {"secure": True, "privacy": spent})
     assert [sentence.strip() for sentence in re.split(r"\.(?= |$)", secure)] == [
         *CLAIM,
         "For all reports so far, epsilon is 1.81, and your limit is 3 (delta 0.000001)",
@@ -732,23 +659,13 @@ def test_what_the_server_can_learn_by_hand(page, start):
         "The server also learns which devices took part, and when",
         "",
     ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+    refused = "The last exchange would have exceeded this limit, so this device did not take part."
+    for changes, words in [
         ({"days": 30}, "For all reports of the last 30 days, epsilon is 1.81, and your limit is 3"),
         ({"epsilon": 0.0}, "so far, epsilon is 0.00, and"),
-        (
-            {"refused": True},
-            "The last exchange would have exceeded this limit, so this device did not take part.",
-        ),
-    ],
-)
-def test_what_reports_have_cost_by_hand(page, start, changes, words):
-    page.get(start().url())
-    text = page.execute_script("return privacyOf(arguments[0])", privacy_of(**changes))
-    assert words in text
+        ({"refused": True}, refused),
+    ]:
+        assert words in call("privacyOf", {"secure": True, "privacy": {**spent, **changes}})
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -761,32 +678,6 @@ def test_with_a_vault_the_page_explains_secure_sums(scheme, page, start, tmp_pat
     wait(lambda: f"{CLAIM[-1]}. For all reports so far" in texts(page, "header p")[0])
     wait_until_ready(page)
     assert violations(page) == []
-
-
-def test_the_source_of_the_estimate_by_hand(page, start):
-    page.get(start().url())
-    own, common = {"own": True, "weights": [0.5]}, {"own": False, "weights": [0.5]}
-    nothing = {"own": True, "weights": [0.0]}
-    status = {"answered": 0, "duels": 40, "received": None}
-    cases = [
-        ({}, nothing, "Nothing has been learned yet. What you prefer appears here after your first"
-         " answers."),
-        ({"answered": 2}, nothing, "No preference is visible in the answers so far."),
-        ({"answered": 2, "duels": 0, "received": 1}, {**nothing, "own": False}, "Waiting for the"
-         " first round. What is learned from the answers of all devices appears here after it."),
-        ({"received": 1}, {**nothing, "own": False}, "No preference is visible in the answers so"
-         " far."),
-        ({"answered": 2}, own, "From your 2 answers. Each answer counts at once."),
-        ({"received": 1}, own, "From what other devices have learned. Each of your answers counts"
-         " at once."),
-        ({"answered": 1, "received": 1}, own, "From your 1 answer and from what other devices have"
-         " learned. Each answer counts at once."),
-        ({"answered": 1, "received": 1}, common, "From 40 answers of all devices, as of the last"
-         " round. Your new answers count from the next round on."),
-    ]  # fmt: skip
-    for changes, weights, text in cases:
-        script = "return sourceOf(arguments[0], arguments[1])"
-        assert page.execute_script(script, {**status, **changes}, weights) == text
 
 
 def test_the_progress_bar_shows_how_many_answers_a_round_needs(page, start):
@@ -816,27 +707,27 @@ def test_the_progress_bar_shows_how_many_answers_a_round_needs(page, start):
     wait(lambda: "not yet confirmed" in texts(page, "#waiting")[0])
 
 
-def test_before_the_first_round_the_page_waits_for_it(page, start):
-    """The first exchange of FLDB-ONS sends theta = 0, computed from no duels."""
-    device = start()
-    device.agent.record(device.agent.propose([[0.0, 1.0], [1.0, 0.0]]).id, "first")
-    information = np.array([50.0, 0.0, 50.0])
-    device.agent.store.synchronize(
-        Synchronization(time.time(), 1, 0, 0, np.zeros(2), information, {"algorithm": "fldb_ons"})
-    )
-    page.get(device.url())
-    wait(lambda: "Waiting for the first round" in (texts(page, "#learned-note") or [""])[0])
-    assert texts(page, "dd") == ["1", "0", "never"]
-    synchronize(device, [0.0, 0.0], 5)
-    wait(lambda: "No preference is visible" in texts(page, "#learned-note")[0])
-    synchronize(device, [1.0, 0.0], 4)
-    wait(lambda: "1,234 answers of all devices" in texts(page, "#learned-note")[0])
-
-
 WIDTHS = {
     "wide": {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False},
     "phone": {**PHONE, "width": 390},
 }
+
+
+GOOD = """<!doctype html><html lang="en"><title>A page</title>
+<main><h1>A page</h1><p>Text</p><img alt="A dot" src="data:image/gif;base64,AAAA"></main></html>"""
+
+
+def test_axe_core_finds_violations(browser):  # noqa: F811 - the fixture
+    for changed, into, rule in [
+        ("", "", None),
+        (' lang="en"', "", "html-has-lang"),
+        (' alt="A dot"', "", "image-alt"),
+        ("<p>", '<p style="color: #ccc; background: #fff">', "color-contrast"),
+        ("<p>Text</p>", "<button></button>", "button-name"),
+    ]:
+        browser.get("data:text/html," + quote(GOOD.replace(changed, into)))
+        found = violations(browser)
+        assert {line.split(":")[0] for line in found} == ({rule} if rule else set())
 
 
 @pytest.mark.parametrize(
@@ -891,18 +782,6 @@ def test_axe_core_finds_no_violation_in_any_state(width, scheme, page, trains):
     assert len(found) == 5
 
 
-def test_times_are_shown_as_text(page, start):
-    page.get(start().url())
-    passed = [-5, 0, 59, 60, 119, 120, 3599, 3600, 7200, 86399, 86400, 3 * 86400]
-    script = "return arguments[0].map((s) => inWords(Date.now() / 1000 - s - 0.5))"
-    assert page.execute_script(script, passed) == [
-        *("just now", "just now", "just now", "1 minute ago", "1 minute ago", "2 minutes ago"),
-        *("59 minutes ago", "1 hour ago", "2 hours ago", "23 hours ago", "1 day ago"),
-        "3 days ago",
-    ]
-    assert page.execute_script("return inWords(null)") == "never"
-
-
 def test_texts_are_escaped_and_images_have_descriptions(page, start):
     device = start()
     hostile = "<img src=x onerror=\"document.title='owned'\"><script>1</script>\n" + "w" * 500
@@ -923,34 +802,32 @@ def test_texts_are_escaped_and_images_have_descriptions(page, start):
     assert console_messages(page) == []
 
 
-ASKED = "Network.requestWillBeSent"
-
-
-def test_the_page_sends_requests_only_to_its_own_service(page, start):
+def test_the_page_sends_requests_only_to_its_own_service_and_no_address_has_the_token(page, start):
     device = start()
     device.propose("a", "b")
     device.propose({"image": PICTURE}, "d")
     page.get(device.url())
     wait_for_duel(page, "a", "b")
+    own = f"http://127.0.0.1:{device.port}/"
+    assert page.current_url == own
+    page.refresh()  # the token stays in the tab
+    wait_for_duel(page, "a", "b")
     press(page, "left")
     wait_for_duel(page, "", "d")
-    urls = {m["params"]["request"]["url"] for m in messages(page) if m["method"] == ASKED}
-    own = f"http://127.0.0.1:{device.port}/"
-    assert {url.removeprefix(own) for url in urls if url.startswith(own)} >= {
-        "status",
-        "duels/next",
-    }
+    urls = requested(page)
+    assert {f"{own}status", f"{own}duels/next"} <= urls
+    assert all(url.startswith((own, "data:")) and TOKEN not in url for url in urls)
+    page.get(f"{own}docs")
+    wait(lambda: count(page, ".opblock") == 15)
+    urls = requested(page)
+    assert f"{own}openapi.json" in urls
     assert all(url.startswith((own, "data:")) for url in urls)
     assert page.get_log("browser") == []
 
 
-def test_the_api_documentation_works_without_other_hosts(page, start):
-    device = start()
-    page.get(f"http://127.0.0.1:{device.port}/docs")
-    wait(lambda: count(page, ".opblock") == 15)
-    urls = {m["params"]["request"]["url"] for m in messages(page) if m["method"] == ASKED}
-    assert all(url.startswith((f"http://127.0.0.1:{device.port}/", "data:")) for url in urls)
-    assert page.get_log("browser") == []
+def requested(page) -> set[str]:
+    found = [m["params"] for m in messages(page) if m["method"] == "Network.requestWillBeSent"]
+    return {params["request"]["url"] for params in found}
 
 
 def tap(page, selector: str) -> None:
@@ -968,8 +845,10 @@ def box(page, selector: str) -> dict[str, float]:
 
 
 def test_cards_are_side_by_side_and_below_each_other_on_a_phone(page, start):
+    """And neither arm is highlighted after a touch."""
     device = start()
     device.propose("word " * 40, "w" * 300)
+    device.propose("c", "d")
     synchronize(device, [0.123456, -2e-7], 5)
     page.draw(0.9)
     page.get(device.url())
@@ -978,17 +857,31 @@ def test_cards_are_side_by_side_and_below_each_other_on_a_phone(page, start):
     assert (left["top"], left["height"]) == (right["top"], right["height"])
     assert left["right"] < right["left"]
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
-    wait(lambda: box(page, "#right")["top"] >= box(page, "#left")["bottom"])
-    sizes = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
-    assert sizes == [360, 360]
-    for name in ("left", "right", "tie", "skip"):
-        assert min(box(page, f"#{name}")[side] for side in ("width", "height")) >= 48
-    tap(page, "#right")
-    wait_for_answered(page, 1)
-    assert [y for _, y in recorded(device.path).values()] == [0.0]
-    assert min(box(page, "#undo")[side] for side in ("width", "height")) >= 48
-    tap(page, "#undo")
-    wait_for_answered(page, 0)
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        wait(lambda: box(page, "#right")["top"] >= box(page, "#left")["bottom"])
+        sizes = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+        assert sizes == [360, 360]
+        for name in ("left", "right", "tie", "skip"):
+            assert min(box(page, f"#{name}")[side] for side in ("width", "height")) >= 48
+        assert page.execute_script("return matchMedia('(hover: none)').matches")
+        assert texts(page, "kbd")
+        assert not find(page, "kbd").is_displayed()
+        left, right = page.execute_script(LOOKS)
+        assert left == right
+        tap(page, "#right")
+        wait_for_duel(page, "c", "d")
+        assert [y for _, y in recorded(device.path).values()] == [0.0]
+        assert page.execute_script(LOOKS) == [left, left]
+        assert page.execute_script(FOCUS) != "right"
+        tap(page, "#skip")
+        wait_for_notice(page, "Nothing to answer now")
+        assert min(box(page, "#undo")[side] for side in ("width", "height")) >= 48
+        wait(lambda: page.execute_script("return choose !== null"))
+        tap(page, "#undo")
+        wait_for_answered(page, 0)
+    finally:
+        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -1009,10 +902,7 @@ def test_contrast_is_sufficient_in_both_color_schemes(scheme, page, start):
 
 
 def test_no_animation_with_reduced_motion(page, start):
-    device = start()
-    device.propose("a", "b")
-    page.get(device.url())
-    wait_for_duel(page, "a", "b")
+    opened(page, start, "ab")
     script = "return getComputedStyle(document.querySelector('.pair')).animationName"
     for wish, name in (("no-preference", "arrive"), ("reduce", "none")):
         emulate(page, "prefers-reduced-motion", wish)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import device_request, examples, nested
-from faulty_grid import Faults, FaultyGrid
-from flwr.app import ArrayRecord, ConfigRecord
+from faulty_grid import FaultyGrid
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -26,8 +25,8 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import unpack_arrays
 from fldb_flower.linalg.linear import Form
-from fldb_flower.settings import from_flat, from_nested, to_flat
-from fldb_flower.wire.codec import decode_upload
+from fldb_flower.settings import from_flat, from_nested
+from fldb_flower.wire import decode_upload
 from strategies import DuelingStrategy
 from strategies.simulated import SimulatedChannel
 
@@ -410,7 +409,7 @@ def test_any_schedule_of_faults_keeps_the_sums(seed, servers):
 def shares_of(grid, nodes):
     """Return the share of each node that the server has counted, from the states of the nodes."""
     for node, context in grid.contexts.items():
-        (content,) = nodes.contents([node], 1, ArrayRecord(), ConfigRecord())
+        (content,) = nodes.contents([node])
         config: Any = content["config"]
         if not config["counted"]:
             continue
@@ -428,9 +427,7 @@ def test_faults_of_simulated_agents_keep_the_sums(seed):
     values = {"num_agents": 7, "horizon": 12, "num_arms": 4, "dimension": D, "tau": 3}
     values |= {"quorum": 0.3, "algorithm": "fldb_personal", "seed": seed, "dropout": 0.3}
     chosen = from_nested(nested(**values, engine__name="inprocess", engine__num_nodes=3), "a test")
-    grid = FaultyGrid(
-        chosen, to_flat(chosen), Faults(late=0.2, duplicate=0.3, reorder=0.5, crash=0.2, past=0.2)
-    )
+    grid = FaultyGrid(chosen, late=0.2, duplicate=0.3, reorder=0.5, crash=0.2, past=0.2)
     checked = []
 
     class Watched(DuelingStrategy):

@@ -15,7 +15,7 @@ from test_devices import Federation
 
 from clients.store import DuelStore
 from fldb_flower.linalg.linear import unpack_symmetric
-from fldb_flower.wire.codec import DeviceUploadHeader
+from fldb_flower.wire import DeviceUploadHeader
 
 DOC = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 D = 3
@@ -104,20 +104,26 @@ def test_an_upload_contains_only_the_documented_fields(tmp_path):
     assert fields("What Flower adds") >= {field.name for field in envelope}
 
 
-def test_an_upload_of_one_duel_reveals_it(tmp_path):
-    """The caveat in the documentation: why min-duels-per-upload is not 1 by default."""
-    federation = Recorded(tmp_path, devices=1, min_duels=1)
+def reveal(folder: Path, count: int) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """Upload the answers 7 to 6 + count; return them, theta, the gradient and W_new."""
+    federation = Recorded(folder, devices=1, min_duels=count)
     federation.answer(0, 6)
     federation.serve()
     federation.replies.clear()
-    federation.answer(0, 1)
-    theta = json.loads((tmp_path / "server" / "model.json").read_text())["theta_sync"]
+    federation.answer(0, count)
+    theta = json.loads((folder / "server" / "model.json").read_text())["theta_sync"]
     federation.serve()
     with DuelStore(federation.stores[0]) as store:
-        secret = store.evidence(6, 7)
+        secret = store.evidence(6, 6 + count)
     vectors = [np.frombuffer(r.content["arrays"]["0"].data, offset=128) for r in federation.replies]
     (vector,) = [vector for vector in vectors if vector.size]
-    gradient, information = vector[:D], unpack_symmetric(vector[D : D + D * (D + 1) // 2], D)
+    information = unpack_symmetric(vector[D : D + D * (D + 1) // 2], D)
+    return secret, np.array(theta), vector[:D], information
+
+
+def test_an_upload_of_one_duel_reveals_it(tmp_path):
+    """The caveat in the documentation: why min-duels-per-upload is not 1 by default."""
+    secret, theta, gradient, information = reveal(tmp_path, 1)
     values, directions = np.linalg.eigh(information)  # phi phi^T
     phi = np.sqrt(values[-1]) * directions[:, -1]
     sign = np.sign(phi @ secret.differences[0])
@@ -129,16 +135,7 @@ def test_an_upload_of_one_duel_reveals_it(tmp_path):
 
 def test_fewer_duels_than_dimensions_reveal_the_space_that_they_span(tmp_path):
     """What uploads of five duels reveal, as documented."""
-    federation = Recorded(tmp_path, devices=1, min_duels=2)
-    federation.answer(0, 6)
-    federation.serve()
-    federation.replies.clear()
-    federation.answer(0, 2)
-    federation.serve()
-    with DuelStore(federation.stores[0]) as store:
-        secret = store.evidence(6, 8).differences
-    vectors = [np.frombuffer(r.content["arrays"]["0"].data, offset=128) for r in federation.replies]
-    (vector,) = [vector for vector in vectors if vector.size]
-    values, directions = np.linalg.eigh(unpack_symmetric(vector[D : D + D * (D + 1) // 2], D))
+    secret, _, _, information = reveal(tmp_path, 2)
+    values, directions = np.linalg.eigh(information)
     assert values[0] == pytest.approx(0, abs=1e-12 * values[-1])
-    np.testing.assert_allclose(secret @ directions[:, 0], 0, atol=1e-9)
+    np.testing.assert_allclose(secret.differences @ directions[:, 0], 0, atol=1e-9)

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import pkgutil
 import re
 
 import pytest
@@ -44,41 +45,24 @@ def listed() -> list[str]:
 NAMES = listed()
 
 
-def find(name):
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
-
-
-def docstring(name):
-    """Return the docstring of a name; that of a value is the string after its assignment."""
-    return inspect.getdoc(find(name)) or ""
-
-
-def test_names_are_found_once():
-    assert "fldb_flower.algorithms.Algorithm" in NAMES
-    assert "fldb_flower.bandit.selection.whiten" in NAMES
+def test_every_public_name_is_listed_once():
+    assert {"fldb_flower.algorithms.Algorithm", "fldb_flower.bandit.selection.whiten"} <= {*NAMES}
     assert len(set(NAMES)) == len(NAMES)
-
-
-@pytest.mark.parametrize("module", PUBLIC)
-def test_every_public_name_is_listed(module):
-    exported = {name for name in importlib.import_module(module).__all__ if not name.isupper()}
     parts = [name.rpartition(".") for name in NAMES]
-    here = {name for owner, _, name in parts if owner == module}
-    elsewhere = {name for _, _, name in parts} if module == "fldb_flower" else set()  # its errors
-    assert here <= exported <= here | elsewhere
+    for module in PUBLIC:
+        exported = {name for name in importlib.import_module(module).__all__ if not name.isupper()}
+        here = {name for owner, _, name in parts if owner == module}
+        others = {name for _, _, name in parts} if module == "fldb_flower" else set()  # its errors
+        assert here <= exported <= here | others
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_docstring_is_valid(name):
+def test_docstring_is_valid_and_its_example_runs(name, tmp_path, monkeypatch):
     found = [f"{code}: {text}" for code, text in validate.validate(name)["errors"] if code in CODES]
     assert found == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_example_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    example = doctest.DocTestParser().get_doctest(docstring(name), {}, name, None, None)
+    text = inspect.getdoc(pkgutil.resolve_name(name)) or ""
+    example = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
     assert example.examples, "no example"
     report: list[str] = []
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -16,7 +16,7 @@ import measured
 import pictures
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.linear import make_form
-from fldb_flower.secure.report import SCALE, Header, make_report
+from fldb_flower.secure.protocol import SCALE, Header, make_report
 from fldb_flower.secure.statistics import size_of
 from fldb_flower.settings import Settings
 from simulations import figures
@@ -56,53 +56,42 @@ def test_pages_agree_with_the_result_files():
     assert documents.differing(documents.pages(measured.load())) == []
 
 
-@pytest.mark.parametrize("name", ["security", "privacy"])
-def test_the_tests_that_a_page_names_exist(name):
-    page = (ROOT / "docs" / f"{name}.md").read_text()
-    names = set(re.findall(r"`(test_\w+)`", page))
+def test_the_tests_that_pages_name_exist():
     source = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    assert names
-    assert [name for name in sorted(names) if f"def {name}(" not in source] == []
-    files = re.findall(r"`(tests/[\w/]+\.py)`", page)
-    assert [name for name in files if not (ROOT / name).exists()] == []
+    for page in ("security", "privacy"):
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        names = set(re.findall(r"`(test_\w+)`", text))
+        assert names
+        assert [name for name in sorted(names) if f"def {name}(" not in source] == []
+        files = re.findall(r"`(tests/[\w/]+\.py)`", text)
+        assert [name for name in files if not (ROOT / name).exists()] == []
 
 
-def test_check_reports_a_run_without_values(tree, monkeypatch):
-    (documents.TEMPLATES / "README.md.j2").write_text("empty\n")
-    run_tool(monkeypatch)
-    message = run_tool(monkeypatch, "--check")
-    assert message == "error: docs/results: small.ogd.regret has 0 values of 3: recompute it"
-
-
-@pytest.fixture
-def study(tmp_path):
-    """Create a study with two people and two arms; return the folder of studies."""
-    (tmp_path / "studies" / "Two").mkdir(parents=True)
-    (tmp_path / "studies" / "Two" / "arms.csv").write_text("arm,size\na,1\nb,2\n")
+def test_the_path_of_a_study_is_relative_to_the_folder_of_studies(tmp_path, monkeypatch):
+    (tmp_path / "Two").mkdir()
+    (tmp_path / "Two" / "arms.csv").write_text("arm,size\na,1\nb,2\n")
     rows = "person,first,second,preference\np,a,b,1\nq,a,b,0\n"
-    (tmp_path / "studies" / "Two" / "duels.csv").write_text(rows)
-    return tmp_path / "studies"
-
-
-def test_the_path_of_a_study_is_relative_to_the_folder_of_studies(study, monkeypatch):
+    (tmp_path / "Two" / "duels.csv").write_text(rows)
     world = {"name": "duels", "path": "Two"}
     run = {"settings": {"horizon": 1, "num_arms": 2, "environment": world}, "seeds": 1}
     monkeypatch.delenv("FLDB_DUELS", raising=False)
     assert list(measured.sample(run, "here")) == []
-    monkeypatch.setenv("FLDB_DUELS", str(study))
+    monkeypatch.setenv("FLDB_DUELS", str(tmp_path))
     assert [name for name, _ in measured.sample(run, "here")] == ["here"]
     settings = measured.settings_of(run, 0)
-    assert settings.environment.path == str(study / "Two")
+    assert settings.environment.path == str(tmp_path / "Two")
     assert settings.num_agents == 2
 
 
-def test_log_loss_accuracy_and_heterogeneity_are_measures():
+def test_measures_are_numbers_of_a_run():
     """A first prediction is 1/2, with log loss log 2; a v that is set is not estimated."""
     small = {"num_agents": 3, "horizon": 1, "algorithm": "fldb_personal", "personal_variance": 0.25}
     runs = [{"settings": small, "seeds": 1, "log_loss": [], "heterogeneity": []}]
     measured.repeat(runs)
-    assert runs[0]["log_loss"] == [0.693147]
-    assert runs[0]["heterogeneity"] == [0.25]
+    assert (runs[0]["log_loss"], runs[0]["heterogeneity"]) == ([0.693147], [0.25])
+    result = figures.Result([1.0, 2.5, 4.0], {"exchanges": 7})
+    names = ("regret", "regret_2", "exchanges")
+    assert [measured.measure(name, result) for name in names] == [4, 2.5, 7]
 
 
 def test_the_results_of_personal_have_the_settings_of_their_names():
@@ -127,7 +116,7 @@ def test_the_headline_compares_tuned_widths():
     """The differences are computed again here, with NumPy."""
     results = measured.load()
     runs, tuned = results["readme"]["algorithms"], results["widths"]["gd"]["n100"]["one"]["0.3"]
-    panel = figures.panel_of(figures.OVERVIEW).curves
+    panel = figures.curves_of(figures.OVERVIEW)
     curves = [panel["LDB, tuned"], panel["FLDB-GD, tuned"], tuned["settings"]]
     assert [(each["lambda"], each["beta_scale"]) for each in curves] == [(1.0, 0.3)] * 3
     pages = [" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/speed.md")]
@@ -150,21 +139,20 @@ def test_the_bytes_of_an_exchange():
     assert f"(FLDB-ONS: {up} and {down:.0f})" in page
 
 
-@pytest.mark.parametrize("algorithm", ["fldb_ons", "fldb_personal"])
-def test_the_bytes_of_a_report(algorithm):
+def test_the_bytes_of_a_report():
     """A sealed seed of 64 bytes, and 8 for each number."""
     page = (ROOT / "docs" / "scaling.md").read_text()
-    name = {"fldb_ons": "FLDB-ONS", "fldb_personal": "FLDB-Personal"}[algorithm]
-    (row,) = re.findall(rf"^\| {name}: .*? \| ([\d,]+) \| ([\d,]+) \|$", page, re.MULTILINE)
-    for d, cell in zip((5, 64), row, strict=True):
-        settings = Settings(algorithm=algorithm, dimension=d)
-        is_shares = algorithm == "fldb_personal"
-        broadcast = Broadcast(None, None if is_shares else np.zeros(d), hessian=not is_shares)
-        numbers = size_of(broadcast._replace(shares=is_shares), make_form(settings))
-        header = Header(bytes(32), 1, numbers, SCALE, 0, bytes(32))
-        key = X25519PrivateKey.generate().public_key()
-        report = make_report(header, np.zeros(numbers, dtype=np.int64), key).to_bytes()
-        assert f"{len(report):,}" == cell
+    for name in ("FLDB-ONS", "FLDB-Personal"):
+        is_shares = name == "FLDB-Personal"
+        (row,) = re.findall(rf"^\| {name}: .*? \| ([\d,]+) \| ([\d,]+) \|$", page, re.MULTILINE)
+        for d, cell in zip((5, 64), row, strict=True):
+            settings = Settings(algorithm=name.lower().replace("-", "_"), dimension=d)
+            broadcast = Broadcast(None, None if is_shares else np.zeros(d), hessian=not is_shares)
+            numbers = size_of(broadcast._replace(shares=is_shares), make_form(settings))
+            header = Header(bytes(32), 1, numbers, SCALE, 0, bytes(32))
+            key = X25519PrivateKey.generate().public_key()
+            report = make_report(header, np.zeros(numbers, dtype=np.int64), key).to_bytes()
+            assert f"{len(report):,}" == cell
 
 
 def test_pictures_are_drawn_from_the_results(tmp_path):
@@ -212,12 +200,6 @@ def test_results_are_finite_and_of_at_least_ten_seeds():
                 assert np.isfinite(run[key]).all(), where
 
 
-def test_regret_at_intermediate_iterations():
-    result = figures.Result([1.0, 2.5, 4.0], {"exchanges": 7})
-    assert [measured.measure(f"regret{at}", result) for at in ("", "_2")] == [4, 2.5]
-    assert measured.measure("exchanges", result) == 7
-
-
 @pytest.mark.slow
 def test_recompute_then_check(tree, monkeypatch):
     assert run_tool(monkeypatch, "--recompute") == ""
@@ -239,51 +221,44 @@ def test_recompute_then_check(tree, monkeypatch):
     assert run_tool(monkeypatch, "--check") == ""
 
 
-def test_check_reports_an_edited_page(tree, monkeypatch):
+def test_check_reports_what_differs_in_one_line(tree, monkeypatch):
+    """A run without values, an edited page, a stale result."""
     run_tool(monkeypatch, "--recompute")
-    page = tree / "README.md"
-    page.write_text(page.read_text().replace("0.25 s", "0.26 s"))
-    before = page.read_text()
+    page, path = tree / "README.md", measured.FOLDER / "small.json"
+    rendered, content = page.read_text(), json.loads(path.read_text())
+    page.write_text(rendered.replace("0.25 s", "0.26 s"))
     assert "README.md differs from its template" in run_tool(monkeypatch, "--check")
-    assert page.read_text() == before
-
-
-def test_check_reports_a_stale_result(tree, monkeypatch):
-    run_tool(monkeypatch, "--recompute")
-    path = measured.FOLDER / "small.json"
-    content = json.loads(path.read_text())
+    assert "0.26 s" in page.read_text()
     content["ogd"]["regret"][0] += 0.01
     measured.write(path, content)
     run_tool(monkeypatch)
+    assert re.fullmatch(r".*small.ogd.regret of seed 0 is.*", run_tool(monkeypatch, "--check"))
+    content["ogd"]["regret"] = []
+    measured.write(path, content)
+    (documents.TEMPLATES / "README.md.j2").write_text("empty\n")
+    run_tool(monkeypatch)
     message = run_tool(monkeypatch, "--check")
-    assert "small.ogd.regret of seed 0 is" in message
-    assert len(message.splitlines()) == 1
+    assert message == "error: docs/results: small.ogd.regret has 0 values of 3: recompute it"
 
 
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
+def test_an_invalid_template_gives_a_one_line_error(tree, monkeypatch):
+    for template, reason in (
         ("one\n{{ small.missing | fixed }}\n", "line 2: 'dict object' has no attribute 'missing'"),
         ("{{ large }}\n", "line 1: 'large' is undefined"),
         ("one\ntwo {{ small. }}\n", "line 2: "),
         ("{{ [] | mean }}\n", "line 1: "),
         ("{{ [1] | sem }}\n", "line 1: "),
-    ],
-)
-def test_an_invalid_template_gives_a_one_line_error(tree, monkeypatch, template, reason):
-    (documents.TEMPLATES / "README.md.j2").write_text(template)
-    message = run_tool(monkeypatch)
-    assert message.startswith("error: docs/templates/README.md.j2, ")
-    assert reason in message
-    assert len(message.splitlines()) == 1
+    ):
+        (documents.TEMPLATES / "README.md.j2").write_text(template)
+        message = run_tool(monkeypatch)
+        assert message.startswith("error: docs/templates/README.md.j2, ")
+        assert reason in message
+        assert len(message.splitlines()) == 1
 
 
 def test_result_files_are_read_as_they_were_written(tmp_path):
-    content = {
-        "a": {"settings": {"x": {"y": 1}}, "seeds": 2, "r": [0.1, 2]},
-        "t": [{"s": "±"}],
-        "n": 1,
-    }
+    run = {"settings": {"x": {"y": 1}}, "seeds": 2, "r": [0.1, 2]}
+    content = {"a": run, "t": [{"s": "±"}], "n": 1}
     measured.write(tmp_path / "a.json", content)
     assert json.loads((tmp_path / "a.json").read_text("utf-8")) == content
 

@@ -11,10 +11,8 @@ docs/deployment.md in :func:`test_the_setup_of_secure_sums_runs`. Blocks marked 
 commands that other tests start.
 """
 
-import itertools
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -59,7 +57,6 @@ COMMANDS = [
     for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
     for line in block.splitlines()
 ]
-FLOWER = sorted({line for line in COMMANDS if "flwr run . " in line})
 
 
 def shortened(text, folder, ratings):
@@ -87,17 +84,13 @@ class Shell:
         self.folder, self.groups = folder, []
         self.state = folder / "shell-state"
         (folder / "home").mkdir()
+        ignore = shutil.ignore_patterns("__pycache__")
         for name in SOURCE:
-            shutil.copytree(
-                ROOT / name, folder / "work" / name, ignore=shutil.ignore_patterns("__pycache__")
-            )
-        for name, old, new in (
-            ("fldb_flower/settings/rules.py", '"horizon": 500', f'"horizon": {HORIZON}'),
-        ):
-            path = folder / "work" / name
-            text = path.read_text()
-            assert old in text, f"{old} is not in {name}: change it here too"
-            path.write_text(text.replace(old, new))
+            shutil.copytree(ROOT / name, folder / "work" / name, ignore=ignore)
+        path, old = folder / "work" / "fldb_flower" / "settings" / "rules.py", '"horizon": 500'
+        text = path.read_text()
+        assert old in text, f"{old} is not in {path.name}: change it here too"
+        path.write_text(text.replace(old, f'"horizon": {HORIZON}'))
 
     def __call__(self, example):
         lines = [
@@ -106,21 +99,13 @@ class Shell:
             str(example.parsed),
             f'{{ export -p; declare -f; printf "cd %q\\n" "$PWD"; }} > {self.state}',
         ]
-        environment = {
-            **os.environ,
-            "HOME": str(self.folder / "home"),
-            "PYTHONPATH": str(self.folder / "work"),
-        }
+        work, home = str(self.folder / "work"), str(self.folder / "home")
         with (self.folder / "output").open("w+") as output:
             process = subprocess.Popen(
-                ["bash", "-c", "\n".join(lines)],
-                cwd=self.folder / "work",
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+                ["bash", "-c", "\n".join(lines)], cwd=work, start_new_session=True,
+                env={**os.environ, "HOME": home, "PYTHONPATH": work},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
             self.groups.append(process.pid)
             status = process.wait()
             output.seek(0)
@@ -228,9 +213,7 @@ def test_the_limits_of_a_vault_are_documented(tmp_path):
     part = (ROOT / "docs" / "deployment.md").read_text().partition("### Set up a device")[2]
     part = part.partition("### Set up the run")[0]
     table = dict(re.findall(r"^\| `(\w+)` \| `?(.*?)`? \|", part, re.MULTILINE))
-    assert list(table) == [
-        name for name in known if name not in {"federation", "helper", "dimension"}
-    ]
+    assert set(table) == set(known) - {"federation", "helper", "dimension"}
     fields = VaultConfig.__dataclass_fields__
     for name in ("max_epsilon", "max_delta"):
         assert float(table[name]) == fields[name].default
@@ -257,24 +240,6 @@ def test_the_stop_command_uses_the_port_of_flower():
     assert f"--port {LOCAL_SUPERLINK_HTTP_API_PORT}" in stop
 
 
-@pytest.mark.exhaustive
-@pytest.mark.xdist_group("flower")
-@pytest.mark.parametrize(
-    "command", [line for line in FLOWER if "momentum" not in line and "--stream" in line]
-)
-def test_commands_of_flower(command, tmp_path, ratings, flwr):
-    """With a SuperLink; :func:`test_guides_run` uses Flower's messages in one process."""
-    words = shlex.split(command.replace("/data/ml-100k.zip", str(ratings())))
-    options = dict(itertools.pairwise(words))
-    config = re.sub(r" ?output-dir='[^']*'", "", options.get("--run-config", ""))
-    config = config.replace("$PWD", str(ROOT))
-    nodes = (
-        [f"--federation-config={value}"] if (value := options.get("--federation-config")) else []
-    )
-    done = flwr(f"{config} horizon=15 output-dir='{tmp_path / 'run'}'".strip(), *nodes)
-    assert (tmp_path / "run" / "summary.json").exists(), done.stdout
-
-
 def test_the_environment_of_the_guide_can_be_learned():
     text = (ROOT / "docs" / "howto" / "extend.md").read_text()
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -299,7 +264,7 @@ def test_the_algorithm_of_the_tutorial_is_between_the_others():
     assert np.all(np.diff(means.loc[["fldb_ons", "momentum", "fldb_ogd"]]) > 0)
 
 
-def test_blocks_run_in_order_and_can_be_skipped(shell, monkeypatch):
+def test_blocks_run_in_order_and_can_be_skipped_and_may_not_fail(shell, monkeypatch):
     monkeypatch.chdir(shell.folder / "work")
     page = shell.folder / "page.md"
     page.write_text(
@@ -312,13 +277,7 @@ def test_blocks_run_in_order_and_can_be_skipped(shell, monkeypatch):
     parsers = markdown.PythonCodeBlockParser(), markdown.CodeBlockParser("bash", shell)
     assert evaluate(page, *parsers) == 4
     assert (shell.folder / "work" / "seen").read_text() == "42"
-
-
-@pytest.mark.parametrize("block", ["bash\nfalse | true", "python\n1 / 0"])
-def test_a_block_that_fails_is_an_error(block, shell, monkeypatch):
-    monkeypatch.chdir(shell.folder / "work")
-    page = shell.folder / "page.md"
-    page.write_text(f"```{block}\n```\n")
-    parsers = markdown.PythonCodeBlockParser(), markdown.CodeBlockParser("bash", shell)
-    with pytest.raises((AssertionError, ZeroDivisionError)):
-        evaluate(page, *parsers)
+    for block in ("bash\nfalse | true", "python\n1 / 0"):
+        page.write_text(f"```{block}\n```\n")
+        with pytest.raises((AssertionError, ZeroDivisionError)):
+            evaluate(page, *parsers)

@@ -1,6 +1,7 @@
 """All engines give the same results, independent of the transport."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import nested
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from clients.simulated import LocalContext
@@ -37,72 +38,34 @@ def settings(**values):
     return from_nested(nested(**{**SMALL, **values}), "a test")
 
 
-def regret(directory):
-    return pd.read_csv(directory / "regret.csv")
+EQUAL = [
+    *({"algorithm": algorithm} for algorithm in ALGORITHMS),
+    *({"selection": rule} for rule in ("maxinp", "colstim", "maxpairucb", "thompson")),
+    *({"algorithm": name, "first_round": "step"} for name in ("fldb_ogd", "fldb_ons")),
+    {"algorithm": "fldb_ogd", "schedule__name": "geometric", "matrix_form": "diagonal"},
+    {"algorithm": "fldb_ons", "schedule__name": "geometric"},
+    {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
+    {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 3, "schedule__name": "geometric"},
+    {"environment__sigma": 0.7},
+    {"environment__name": "movielens"},
+]
 
 
-@pytest.mark.parametrize("nodes", [1, 4, 11])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_inprocess_equals_vectorized_for_any_number_of_nodes(tmp_path, algorithm, nodes):
-    run(settings(algorithm=algorithm), tmp_path / "v")
-    one = settings(algorithm=algorithm, engine__name="inprocess", engine__num_nodes=nodes)
-    run(one, tmp_path / "i")
-    expected, got = regret(tmp_path / "v"), regret(tmp_path / "i")
-    np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
-    assert list(got.exchanges) == list(expected.exchanges)
-
-
-@pytest.mark.parametrize("nodes", [1, 4, 11])
-@pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_ons"])
-def test_a_first_step_agrees_across_engines(tmp_path, algorithm, nodes):
-    step = {"algorithm": algorithm, "first_round": "step"}
-    counts = [1 + t // 3 for t in range(1, 24)]  # t = 1, then 3, 6, ..., 21
-    run(settings(**step), tmp_path / "v")
-    run(settings(**step, engine__name="inprocess", engine__num_nodes=nodes), tmp_path / "i")
-    expected, got = regret(tmp_path / "v"), regret(tmp_path / "i")
-    np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
-    assert list(got.exchanges) == list(expected.exchanges) == counts
-    run(settings(algorithm=algorithm), tmp_path / "minimised")
-    assert not np.allclose(
-        regret(tmp_path / "minimised").cumulative_regret, expected.cumulative_regret
-    )
-
-
-@pytest.mark.parametrize("selection", ["maxinp", "colstim", "maxpairucb", "thompson"])
-def test_selection_rules_agree_across_engines(tmp_path, selection):
-    run(settings(selection=selection), tmp_path / "v")
-    run(
-        settings(selection=selection, engine__name="inprocess", engine__num_nodes=4), tmp_path / "i"
-    )
-    np.testing.assert_allclose(
-        regret(tmp_path / "i").cumulative_regret,
-        regret(tmp_path / "v").cumulative_regret,
-        rtol=1e-9,
-    )
-
-
-def test_movielens_and_heterogeneous_agents_agree_across_engines(tmp_path, ratings):
-    worlds = {
-        "movielens": {"environment__name": "movielens", "environment__path": str(ratings())},
-        "sigma": {"environment__sigma": 0.7},
-    }
-    for name, world in worlds.items():
-        run(settings(**world), tmp_path / name / "v")
-        run(settings(**world, engine__name="inprocess", engine__num_nodes=4), tmp_path / name / "i")
-        np.testing.assert_allclose(
-            regret(tmp_path / name / "i").cumulative_regret,
-            regret(tmp_path / name / "v").cumulative_regret,
-            rtol=1e-9,
-        )
-
-
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_same_seed_gives_the_same_bytes(tmp_path, engine):
-    for name in ("a", "b"):
-        run(settings(engine__name=engine), tmp_path / name)
-    first, second = ((tmp_path / name / "regret.csv").read_bytes() for name in ("a", "b"))
-    assert first == second
-    assert first != b""
+@pytest.mark.parametrize("values", EQUAL, ids=str)
+def test_regret_exchanges_and_bytes_do_not_depend_on_engine_or_nodes(values, ratings):
+    if "environment__name" in values:
+        values = {**values, "environment__path": str(ratings())}
+    expected = History(SMALL["horizon"])
+    vectorized.run(settings(**values), expected)
+    assert (expected.node_uploaded_bytes, expected.node_downloaded_bytes) == (0, 0)
+    for nodes in (1, 4, 11):
+        chosen = settings(**values, engine__name="inprocess", engine__num_nodes=nodes)
+        got = History(chosen.horizon)
+        inprocess.play(chosen, got)
+        np.testing.assert_allclose(got.cumulative_regret, expected.cumulative_regret, rtol=1e-9)
+        np.testing.assert_array_equal(got.exchanges_by_iteration, expected.exchanges_by_iteration)
+        assert got.uploaded_bytes == expected.uploaded_bytes
+        assert got.downloaded_bytes == expected.downloaded_bytes
 
 
 def test_blas_has_one_thread_also_with_many_features():
@@ -123,88 +86,66 @@ def test_blas_has_one_thread_also_with_many_features():
     assert all(each == {1} for each in threads)
 
 
-def test_the_contents_of_a_run_directory(tmp_path):
-    run(settings(), tmp_path / "run")
-    table = regret(tmp_path / "run")
+@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
+def test_a_run_directory_depends_on_the_settings_only_and_is_not_overwritten(tmp_path, engine):
+    for name in ("a", "b"):
+        run(settings(engine__name=engine), tmp_path / name)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    assert {"config.yaml", "regret.png"} <= before.keys()
+    assert before["regret.csv"] == (tmp_path / "b" / "regret.csv").read_bytes()
+    table = pd.read_csv(tmp_path / "a" / "regret.csv")
     assert list(table.columns) == ["iteration", "cumulative_regret", "exchanges"]
     assert list(table.iteration) == list(range(1, 24))
     assert (table.cumulative_regret.diff().dropna() >= 0).all()
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads(before["summary.json"])
     assert summary["complete"] is True
     assert summary["final_regret"] == table.cumulative_regret.iloc[-1]
     assert summary["exchanges"] == table.exchanges.iloc[-1]
-    assert {"config.yaml", "regret.png"} <= {p.name for p in (tmp_path / "run").iterdir()}
     # tau = 3, T = 23: rounds end at 1 (the first minimiser), 3, 6, ..., 21.
     assert summary["rounds"] == 8
     # 11 agents that each send gradient 3 + triangle 6; the first solve sends Hessians too.
     solve = summary["exchanges"] - 7
     assert summary["uploaded_bytes"] == 11 * 8 * (7 * 9 + solve * 15)
     assert summary["downloaded_bytes"] == 11 * 8 * (8 * 12 + (solve - 1) * 3)
-
-
-def test_a_run_never_overwrites_another(tmp_path):
-    run(settings(), tmp_path)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    for engine in ("vectorized", "inprocess"):
-        with pytest.raises(OutputError, match="already holds a run"):
-            run(settings(seed=1, engine__name=engine), tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    with pytest.raises(OutputError, match="already holds a run"):
+        run(settings(seed=1, engine__name=engine), tmp_path / "a")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
 
 
 @pytest.mark.slow
-def test_client_modules_import_no_heavy_module():
+def test_client_modules_import_no_heavy_module_and_vectorized_agents_no_flower():
     heavy = ("torch", "pandas", "matplotlib", "hydra", "omegaconf", "scipy")
-    code = (
-        "import sys, clients.simulated, fldb_flower.client_app;"
-        f"print([m for m in {heavy!r} if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    for modules, unwanted in (
+        ("clients.simulated, fldb_flower.client_app", heavy),
+        ("simulations.run, simulations.engines.vectorized", ("flwr",)),
+    ):
+        code = f"import sys, {modules}; print([m for m in {unwanted!r} if m in sys.modules])"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.slow
-def test_vectorized_engine_does_not_import_flower():
-    code = (
-        "import sys, simulations.run, simulations.engines.vectorized; print('flwr' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+class ChangingGrid(InProcessGrid):
+    """Replies to the n-th message are changed by ``changes[n]``; the last replies come first."""
 
-
-class FaultyGrid(InProcessGrid):
-    """Replies to the n-th message are changed by ``faults[n]``; None loses the reply."""
-
-    def __init__(self, num_nodes, run_config, faults):
+    def __init__(self, num_nodes, run_config, changes):
         super().__init__(num_nodes, run_config)
-        self.faults = faults
-        self.delivered = 0
+        self.changes, self.delivered = changes, 0
 
     def deliver(self, message):
         reply = super().deliver(message)
         self.delivered += 1
-        fault = self.faults.get(self.delivered)
-        return reply if fault is None else fault(reply)
+        return self.changes.get(self.delivered, lambda same: same)(reply)
 
     def pull_messages(self, message_ids):
-        replies = [reply for reply in super().pull_messages(message_ids) if reply is not None]
-        return reversed(replies)  # the order of arrival must not matter
+        return reversed(super().pull_messages(message_ids))
 
 
-def over(faults, **values):
-    """Run over a faulty grid of 4 nodes; return the history."""
+def over(changes, **values):
+    """Run over four nodes whose replies are changed; return the history and theta_sync."""
     chosen = settings(engine__name="inprocess", engine__num_nodes=4, **values)
     history = History(chosen.horizon)
-    grid = FaultyGrid(4, to_flat(chosen), faults)
-    return history, play(chosen, history, grid)
-
-
-def change_vector(change):
-    def fault(reply):
-        (vector,) = reply.content["arrays"].to_numpy_ndarrays()
-        reply.content["arrays"] = ArrayRecord([change(vector)])
-        return reply
-
-    return fault
+    return history, play(chosen, history, ChangingGrid(4, to_flat(chosen), changes))
 
 
 def change_duels(reply):
@@ -213,87 +154,46 @@ def change_duels(reply):
     return reply
 
 
-def poisoned(vector):
-    vector = vector.copy()
-    vector[1] = np.nan
-    return vector
+def without_arrays(reply):
+    content = RecordDict({"x": MetricRecord({"y": 1})})
+    return Message(content=content, metadata=reply.metadata)
 
 
-def indefinite(vector):
-    vector = vector.copy()
-    vector[3] = -1.0  # the first entry of W_new's triangle
-    return vector
-
-
-FAULTS = {
-    "lost": lambda reply: None,
-    "raised": lambda reply: Message(error=Error(2, "boom"), metadata=reply.metadata),
-    "nan": change_vector(poisoned),
-    "shape": change_vector(lambda vector: vector[:-1]),
-    "dtype": change_vector(lambda vector: vector.astype(np.float32)),
-    "indefinite": change_vector(indefinite),
-    "count": change_duels,
-    "empty": lambda reply: Message(
-        content=RecordDict({"x": MetricRecord({"y": 1})}), metadata=reply.metadata
-    ),
-}
-
-
-def test_results_do_not_depend_on_the_order_of_replies():
-    first, _ = over({})
-    chosen = settings()
-    history = History(chosen.horizon)
-    vectorized.run(chosen, history)
-    np.testing.assert_allclose(first.cumulative_regret, history.cumulative_regret, rtol=1e-9)
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_an_invalid_reply_is_requested_again_and_counted_once(name):
+@pytest.mark.parametrize("change", [change_duels, without_arrays])
+def test_an_invalid_reply_is_requested_again_and_counted_once(change):
+    """Other faults are tested in `test_faults.py`."""
     clean, theta = over({})
-    history, same = over({2: FAULTS[name], 47: FAULTS[name], 48: FAULTS[name]})
+    history, same = over({2: change, 47: change, 48: change})
     np.testing.assert_array_equal(same, theta)
     np.testing.assert_array_equal(history.cumulative_regret, clean.cumulative_regret)
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_with_a_quorum_a_bad_reply_counts_in_a_later_round(name):
-    """The duels of an absent node are uploaded later: finally W and the regret are complete."""
-    clean, _ = over({})
-    # The first solve sends several messages to 4 nodes; the fault is in a reply well after it.
-    history, _ = over({4 * clean.exchanges - 6: FAULTS[name]}, quorum=0.75)
+    # With a quorum, the duels of an absent node are uploaded later. The first solve sends several
+    # messages to 4 nodes; the fault is in a reply well after it.
+    history, _ = over({4 * clean.exchanges - 6: change}, quorum=0.75)
     missed = [row for row in history.participation if row.replied < row.asked]
-    assert len(missed) == 1
-    assert len(missed[0].rejected) == (0 if name == "lost" else 1)
-    # Finally, every agent's regret of every iteration was received once.
+    assert [len(row.rejected) for row in missed] == [1]
     np.testing.assert_array_equal(history.state()["agents"], SMALL["num_agents"])
 
 
-def test_a_missed_quorum_ends_the_run_with_the_reasons():
-    always = dict.fromkeys(range(1, 10**5, 4), FAULTS["nan"])
-    with pytest.raises(FederationError, match=r"nodes answered usably.*not finite"):
-        over(always | dict.fromkeys(range(5, 10**5), FAULTS["nan"]), node_wait=0.05)
+def test_nodes_that_cannot_run_the_settings_are_refused():
+    def without_partition(grid):
+        grid.contexts[1002].node_config.clear()
 
-
-def test_an_error_names_the_missing_partition_id():
-    chosen = settings(engine__name="inprocess", engine__num_nodes=2)
-    grid = InProcessGrid(2, to_flat(chosen))
-    grid.contexts[1002].node_config.clear()
-    with pytest.raises(SettingsError, match="--node-config 'partition-id=0 num-partitions=2'"):
-        make_strategy(chosen, History(chosen.horizon)).start(grid)
-
-
-def test_more_nodes_than_agents_is_refused():
-    chosen = settings(num_agents=2)
-    grid = InProcessGrid(3, to_flat(chosen))
-    with pytest.raises(FederationError, match="3 nodes for num-agents=2"):
-        make_strategy(chosen, History(chosen.horizon)).start(grid)
-
-
-def test_the_wait_for_nodes_is_limited():
-    chosen = settings(node_wait=0.05)
-    grid = InProcessGrid(0, to_flat(chosen))
-    with pytest.raises(FederationError, match=r"0 nodes connected within node-wait=0\.05 s"):
-        make_strategy(chosen, History(chosen.horizon)).start(grid)
+    for nodes, values, change, error, reason in (
+        (
+            2,
+            {},
+            without_partition,
+            SettingsError,
+            "--node-config 'partition-id=0 num-partitions=2'",
+        ),
+        (3, {"num_agents": 2}, id, FederationError, "3 nodes for num-agents=2"),
+        (0, {"node_wait": 0.05}, id, FederationError, "0 nodes connected within node-wait=0.05 s"),
+    ):
+        chosen = settings(**values)
+        grid = InProcessGrid(nodes, to_flat(chosen))
+        change(grid)
+        with pytest.raises(error, match=re.escape(reason)):
+            make_strategy(chosen, History(chosen.horizon)).start(grid)
 
 
 def test_agents_of_a_node_that_raised_are_not_used_again(monkeypatch):
@@ -333,17 +233,17 @@ def test_runs_in_one_process_do_not_share_agents():
         np.testing.assert_allclose(theta, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "algorithm"),
-    [
-        (FLDBOGDStrategy, "fldb_ogd"),
-        (FLDBGDStrategy, "fldb_gd"),
-        (FLDBONSStrategy, "fldb_ons"),
-        (FLDBPersonalStrategy, "fldb_personal"),
-        (DuelingStrategy, "ldb"),
-    ],
-)
-def test_each_algorithm_runs_as_a_flower_strategy(strategy, algorithm):
+STRATEGIES = {
+    "fldb_ogd": FLDBOGDStrategy,
+    "fldb_gd": FLDBGDStrategy,
+    "fldb_ons": FLDBONSStrategy,
+    "fldb_personal": FLDBPersonalStrategy,
+    "ldb": DuelingStrategy,
+}
+
+
+@pytest.mark.parametrize(("algorithm", "strategy"), STRATEGIES.items())
+def test_each_algorithm_runs_as_a_flower_strategy(algorithm, strategy):
     """`start` has the arguments of Flower's own strategies and returns its `Result`."""
     chosen, seen = settings(algorithm=algorithm), []
     history = History(chosen.horizon)
@@ -371,11 +271,9 @@ def test_each_algorithm_runs_as_a_flower_strategy(strategy, algorithm):
             made.start(InProcessGrid(2, to_flat(chosen)), **arguments)
 
 
-@pytest.mark.parametrize(
-    "strategy", [FLDBOGDStrategy, FLDBGDStrategy, FLDBONSStrategy, FLDBPersonalStrategy]
-)
-def test_a_named_strategy_runs_no_other_algorithm(strategy):
-    with pytest.raises(
-        SettingsError, match=f"algorithm=ldb: .* needs algorithm={strategy.ALGORITHM}"
-    ):
-        strategy(settings(algorithm="ldb"), History(5))
+def test_a_named_strategy_runs_no_other_algorithm():
+    for algorithm, strategy in STRATEGIES.items():
+        if algorithm != "ldb":
+            reason = f"algorithm=ldb: .* needs algorithm={algorithm}"
+            with pytest.raises(SettingsError, match=reason):
+                strategy(settings(algorithm="ldb"), History(5))

@@ -80,9 +80,9 @@ raise SystemExit(3)  # the actors are still there
 def test_local_workers_write_the_same_bytes_and_end_with_the_program(tmp_path):
     environment = {**os.environ, "OWNER_OF_PROCESSES": str(tmp_path)}
     environment.pop("RAY_ADDRESS", None)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), json.dumps(SIZES)]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), json.dumps(SIZES)],
-        check=False, capture_output=True, text=True, env=environment, timeout=600,
+        command, check=False, capture_output=True, text=True, env=environment, timeout=600,
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (3, "")
@@ -287,7 +287,7 @@ class FakeRay:
     def remote(self, kind):
         def create(*arguments):
             worker = kind(*arguments)
-            actor = SimpleNamespace(lost=False, is_ready=SimpleNamespace(remote=lambda: None))
+            actor = SimpleNamespace(lost=False, __ray_ready__=SimpleNamespace(remote=lambda: None))
 
             def reply(method, values):
                 return LostError("lost") if actor.lost else worker.reply(method, values)
@@ -327,15 +327,12 @@ def test_an_error_while_a_lost_state_is_restored_ends_the_run(monkeypatch):
     assert len(ray.actors) == 3
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
+def test_invalid_workers_are_refused():
+    for values, reason in (
         ({"engine__workers": 0}, "engine.workers=0 .*at least 1"),
         ({"engine__workers": "many"}, "'many' .*whole number, at least 1 .*or auto or ray"),
         ({"engine__workers": "ray", "backend": "cpu"}, "workers=ray .*needs backend=numpy"),
         ({"engine__workers": 2, "engine__name": "flower"}, "workers=2 .*needs engine=vectorized"),
-    ],
-)
-def test_invalid_workers_are_refused(values, reason):
-    with pytest.raises(SettingsError, match=reason):
-        from_nested(nested(**values), "a test")
+    ):
+        with pytest.raises(SettingsError, match=reason):
+            from_nested(nested(**values), "a test")

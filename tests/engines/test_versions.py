@@ -1,4 +1,4 @@
-"""Nodes and servers of different versions: one line, and every answer is still counted once."""
+"""Nodes and servers of other formats: one line, and every answer is still counted once."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,8 @@ from clients import simulated
 from fldb_flower.errors import DataError
 from fldb_flower.settings import from_flat
 
-REPLY_0_1 = {"answer": [10.0, 0.0, 10.0, 9.0, 7.0]}
-"""Counts of a reply of a device with version 0.1.0: floats in a record of metrics."""
-
-
-def ask(config):
-    """Rewrite the ConfigRecord of a broadcast as version 0.1.0 sent it."""
-    others = {name: value for name, value in config.items() if name != "header"}
-    return ConfigRecord({"ask": [1, 1, 0, 1, 0, 0, 0, 0], **others})
+OTHER_REQUEST = {"ask": [1, 1, 0, 1, 0, 0, 0, 0]}
+OTHER_REPLY = {"answer": [10.0, 0.0, 10.0, 9.0, 7.0]}  # floats in a record of metrics
 
 
 def one_line(text):
@@ -26,58 +20,56 @@ def one_line(text):
     return text
 
 
-def test_a_device_refuses_the_broadcast_of_an_older_server(tmp_path):
-    federation = Federation(tmp_path)
+@pytest.fixture
+def federation(tmp_path):
+    """Return three devices with ten answers each, which are all counted once at the end."""
+    made = Federation(tmp_path, quorum=0.5)
     for device in range(3):
-        federation.answer(device, 10)
+        made.answer(device, 10)
+    deliver = made.grid.deliver
+    yield made
+    made.grid.deliver = deliver  # the other side was upgraded
+    made.check_central(made.serve())
+    assert sum(end - start for *_, start, end in made.uploads()) == 30
+
+
+def test_a_device_refuses_the_broadcast_of_another_server(federation):
     deliver, errors = federation.grid.deliver, []
 
-    def older(message):
-        message.content["config"] = ask(message.content["config"])
+    def other(message):
+        config = dict(message.content["config"])
+        del config["header"]
+        message.content["config"] = ConfigRecord({**config, **OTHER_REQUEST})
         reply = deliver(message)
-        errors.append(reply.error.reason)
+        errors.append(one_line(reply.error.reason))
         return reply
 
-    federation.grid.deliver = older
+    federation.grid.deliver = other
     federation.serve_until("none")
-    assert errors
-    assert one_line(errors[0]).startswith("the server's broadcast has another format")
+    assert errors[0].startswith("the server's broadcast has another format")
     assert not federation.uploads()
 
-    federation.grid.deliver = deliver  # the server was upgraded
-    federation.check_central(federation.serve())
-    assert sum(end - start for *_, start, end in federation.uploads()) == 30
 
-
-def test_a_server_refuses_the_reply_of_an_older_device_and_counts_the_others(tmp_path, caplog):
-    federation = Federation(tmp_path, quorum=0.5)
-    for device in range(3):
-        federation.answer(device, 10)
+def test_a_server_refuses_the_reply_of_another_device_and_counts_the_others(federation, caplog):
     deliver, old = federation.grid.deliver, next(iter(federation.grid.contexts))
 
-    def older(message):
+    def other(message):
         reply = deliver(message)
         if message.metadata.dst_node_id != old or reply.has_error():
             return reply
-        content = {"arrays": reply.content["arrays"], "numbers": MetricRecord(REPLY_0_1)}
+        content = {"arrays": reply.content["arrays"], "numbers": MetricRecord(OTHER_REPLY)}
         return Message(RecordDict(content), reply_to=message)
 
-    federation.grid.deliver = older
+    federation.grid.deliver = other
     federation.serve()
     lines = [each.message for each in caplog.records if each.levelname == "WARNING"]
     assert lines
-    for line in lines:
-        assert f"node {old}: not an upload of this version" in one_line(line)
+    assert all(f"node {old}: not an upload of this version" in one_line(line) for line in lines)
     assert len(federation.uploads()) == 2
 
-    federation.grid.deliver = deliver  # the device was upgraded
-    federation.check_central(federation.serve())
-    assert sum(end - start for *_, start, end in federation.uploads()) == 30
 
-
-def test_a_simulated_node_refuses_the_broadcast_of_an_older_server():
-    settings = from_flat({"num-agents": 2, "dimension": 3}, "a test")
-    client = simulated.SimulatedAgents(settings, 0, 1)
+def test_a_simulated_node_refuses_the_broadcast_of_another_server():
+    client = simulated.SimulatedAgents(from_flat({"num-agents": 2, "dimension": 3}, "a test"), 0, 1)
     with pytest.raises(DataError) as error:
-        client.fit([np.zeros(3)], {"ask": [1, 1, 0, 1, 0, 0, 0, 0]})
+        client.fit([np.zeros(3)], OTHER_REQUEST)
     one_line(str(error.value))

@@ -9,8 +9,6 @@ import io
 import math
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import warnings
 import zipfile
@@ -19,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -98,9 +96,6 @@ def test_likes_by_hand():
     users, items, stars = np.array(table).T
     np.testing.assert_array_equal(like_matrix(users, items, stars > 3, 3), by_hand)
     np.testing.assert_array_equal(expected_likes(table, 3), by_hand)
-
-
-def test_the_last_of_two_ratings_is_counted_once():
     # User 5's five ratings are of one item, so user 1, with two items, comes first.
     table = [(5, 1, 4), (5, 1, 5), (5, 1, 5), (5, 1, 5), (1, 1, 2), (1, 2, 5), (5, 1, 3), (1, 1, 4)]
     users, items, stars = np.array(table).T
@@ -125,32 +120,14 @@ def cosines(gram):
     return np.divide(gram, scale, out=np.zeros_like(gram), where=scale > 1e-12)
 
 
-def test_all_features_are_rows_of_the_projection_onto_the_users_likes(ratings, folder):
-    """V V^T projects onto the row space of H_1: pinv(H_1) H_1, computed without our SVD."""
-    likes = expected_likes(ratings, 200)[:20]
-    features = environment(folder, dimension=20).features
-    assert features.shape == (200, 20)
-    projection = np.linalg.lstsq(likes, likes, rcond=None)[0]
-    np.testing.assert_allclose(features @ features.T, cosines(projection), atol=1e-9)
-
-
-@pytest.mark.parametrize("dimension", [1, 3, 6])
-def test_fewer_features_span_the_leading_directions(dimension):
+def test_features_span_the_leading_directions():
     likes = (np.random.default_rng(2).random((9, 31)) < 0.4).astype(float)
     _, vectors = np.linalg.eigh(likes.T @ likes)  # another way to V
-    gram = vectors[:, -dimension:] @ vectors[:, -dimension:].T
-    features = item_features(likes, dimension)
-    assert features.shape == (31, dimension)
-    np.testing.assert_allclose(features @ features.T, cosines(gram), atol=1e-9)
-
-
-def test_an_item_without_likes_has_features_zero():
-    likes = np.zeros((5, 8))
-    likes[:4, :3] = [[1, 0, 1], [1, 1, 0], [0, 1, 0], [1, 0, 0]]  # rank 3 of 5
-    features = item_features(likes, 5)
-    np.testing.assert_array_equal(features[3:], 0)
-    np.testing.assert_allclose(np.linalg.norm(features[:3], axis=1), 1)
-    np.testing.assert_array_equal(item_features(np.zeros((5, 8)), 3), np.zeros((8, 3)))
+    for dimension in (1, 3, 6, 9):
+        gram = vectors[:, -dimension:] @ vectors[:, -dimension:].T
+        features = item_features(likes, dimension)
+        assert features.shape == (31, dimension)
+        np.testing.assert_allclose(features @ features.T, cosines(gram), atol=1e-9)
 
 
 def test_signs_do_not_depend_on_the_svd():
@@ -167,6 +144,7 @@ def test_signs_do_not_depend_on_the_svd():
 
 
 @given(arrays(float, (4, 9), elements=st.sampled_from([0.0, 1.0])), st.integers(1, 4))
+@example(np.diag([1.0, 1.0, 0.0, 0.0]) @ np.eye(4, 9), 4)  # rank 2: other directions are arbitrary
 def test_features_have_norm_one_or_zero(likes, dimension):
     norms = np.linalg.norm(item_features(likes, dimension), axis=1)
     assert np.all((norms == 0) | (np.abs(norms - 1) < 1e-9))
@@ -201,12 +179,6 @@ def test_each_layout_gives_the_same_arrays_from_a_file_a_folder_or_a_zip(ratings
         assert world.features.dtype == world.feedback.dtype == np.float64
 
 
-def test_half_stars_above_three_are_likes(tmp_path):
-    table = [(u, i, 3.5 if (u + step) % 3 else 3.0) for step, (u, i, _) in enumerate(SMALL)]
-    (tmp_path / "ratings.csv").write_text(text_of(table, "ratings.csv"))
-    np.testing.assert_array_equal(environment(tmp_path).feedback, expected_likes(table, 200)[20:])
-
-
 def test_u_data_is_preferred_and_the_top_level_first(tmp_path, ratings):
     for name in ("ratings.csv", "ratings.dat"):
         (tmp_path / name).write_text(text_of(SMALL, name))
@@ -238,6 +210,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_harmless_differences(tmp_path, name):
+    """Also half stars: 3.5 is a like, 3.0 is none."""
+    table = SMALL
+    if name == "ratings.csv":
+        table = [(u, i, 3.5 if (u + n // 200) % 3 else 3.0) for n, (u, i, _) in enumerate(SMALL)]
     cases = [(change, True, "plain") for change in CHANGES] + [("nothing", False, "plain")]
     cases += [
         ("BOM, quotes and CRLF", times, packing)
@@ -245,7 +221,7 @@ def test_harmless_differences(tmp_path, name):
         for packing in ("gz", "zip", "gz in zip")
     ]
     for number, (change, times, packing) in enumerate(cases):
-        content = CHANGES[change](text_of(SMALL, name, times)).encode()
+        content = CHANGES[change](text_of(table, name, times)).encode()
         file = f"{name}.gz" if "gz" in packing else name
         content = gzip.compress(content) if "gz" in packing else content
         folder = tmp_path / str(number)
@@ -256,7 +232,7 @@ def test_harmless_differences(tmp_path, name):
             (folder / file).write_bytes(content)
             paths = [folder, folder / file]
         for path in paths:
-            found, expected = environment(path).feedback, expected_likes(SMALL, 200)[20:]
+            found, expected = environment(path).feedback, expected_likes(table, 200)[20:]
             np.testing.assert_array_equal(found, expected, err_msg=f"{change} {times} {packing}")
 
 
@@ -284,33 +260,17 @@ def test_data_are_cached_until_the_file_changes(tmp_path, ratings):
     np.testing.assert_array_equal(environment(file).feedback, likes[20:])
 
 
-@pytest.mark.slow
-def test_pandas_is_imported_only_for_ratings():
-    """Devices and simulations with other environments do not need pandas."""
-    code = (
-        "import sys\n"
-        "import clients.device, clients.simulated, fldb_flower.client_app\n"
-        "from fldb_flower.federation.history import History\n"
-        "from fldb_flower.settings import Settings\n"
-        "from simulations.engines import vectorized\n"
-        "vectorized.run(Settings(num_agents=2, horizon=3), History(3))\n"
-        "sys.exit('pandas' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_ratings_none_of_which_is_above_three_are_refused(engine, tmp_path, in_process):
+def test_ratings_none_of_which_is_above_three_are_refused(tmp_path, in_process):
     """On a scale from 0 to 1, all rewards would be 0, and so would the regret."""
     file = tmp_path / "u.data"
     file.write_text(text_of([(u, i, r % 2) for u, i, r in SMALL], "u.data"))
-    words = [f"engine={engine}", "engine.num_nodes=2", "environment=movielens", "horizon=12"]
-    words += [f"environment.path={file}", "num_agents=4", "hydra.run.dir=run"]
-    status, _, _ = in_process(main, "run", *words)
-    assert "environment=movielens: no arm is better than another" in status
-    assert status.endswith(f"; found 400 ratings from 0 to 1, none above 3, in {file}")
-    assert "\n" not in status
-    assert not (tmp_path / "run" / "summary.json").exists()
+    words = ["environment=movielens", f"environment.path={file}", "num_agents=4", "horizon=12"]
+    for engine in ("vectorized", "inprocess"):
+        status, _, _ = in_process(main, "run", *words, f"engine={engine}", "hydra.run.dir=run")
+        assert "environment=movielens: no arm is better than another" in status
+        assert status.endswith(f"; found 400 ratings from 0 to 1, none above 3, in {file}")
+        assert "\n" not in status
+        assert not (tmp_path / "run" / "summary.json").exists()
 
 
 # --- Draws -----------------------------------------------------------------------------
@@ -367,25 +327,14 @@ def test_users_and_items_are_uniform(folder):
         assert np.abs(counts - expected).max() < 5 * np.sqrt(expected)
 
 
-@pytest.mark.parametrize("blocks", [[1] * 8, [3, 5]])
-def test_draws_do_not_depend_on_the_block_of_iterations(folder, blocks):
-    for at_once, in_parts in zip(
-        decoded(folder, range(AGENTS), [8]), decoded(folder, range(AGENTS), blocks), strict=True
-    ):
-        np.testing.assert_array_equal(at_once, in_parts)
-
-
-def test_draws_do_not_depend_on_the_partition_of_agents(folder):
+def test_draws_do_not_depend_on_the_blocks_of_iterations_or_agents(folder):
     together = decoded(folder, range(5), [8])
+    for blocks in ([1] * 8, [3, 5]):
+        for whole, parts in zip(together, decoded(folder, range(5), blocks), strict=True):
+            np.testing.assert_array_equal(whole, parts)
     parts = [decoded(folder, agents, [8]) for agents in (range(2), range(2, 5))]
     for whole, *pieces in zip(together, *parts, strict=True):
         np.testing.assert_array_equal(whole, np.concatenate(pieces))
-
-
-def test_all_items_can_be_arms(folder):
-    contexts = environment(folder, num_arms=200).contexts(AgentStreams(0, range(2)), 3)
-    sums = contexts.features.sum(axis=2)
-    np.testing.assert_allclose(sums - environment(folder).features.sum(axis=0), 0, atol=1e-9)
 
 
 # --- Errors ----------------------------------------------------------------------------
@@ -403,55 +352,20 @@ def refused(path, *needles):
         assert needle in message
 
 
-def test_no_such_path(tmp_path):
+def test_what_has_no_ratings_names_the_path_and_what_is_valid(tmp_path, monkeypatch):
     refused(tmp_path / "absent", "no such file or folder", "environment.path")
-
-
-def test_an_empty_folder_or_zip(tmp_path):
-    names = ("contains no MovieLens ratings (u.data, ratings.dat, ratings.csv",)
-    (tmp_path / "u.data").mkdir()  # a folder of this name
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "u.data").write_text(text_of(SMALL, "u.data"))  # too deep
-    refused(tmp_path, *names)
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        archive.writestr("a/b/u.data", text_of(SMALL, "u.data"))
-        archive.writestr("u.data/", "")
-    refused(tmp_path / "x.zip", *names)
-
-
-def test_two_data_sets_in_one_folder(tmp_path):
+    refused(os.devnull, "not a file or folder")
+    empty = tmp_path / "empty"
+    (empty / "u.data").mkdir(parents=True)  # a folder of this name
+    (empty / "a" / "b").mkdir(parents=True)
+    (empty / "a" / "b" / "u.data").write_text(text_of(SMALL, "u.data"))  # too deep
+    members = {"a/b/u.data": text_of(SMALL, "u.data"), "u.data/": ""}
+    for path in (empty, zipped(tmp_path / "x.zip", members)):
+        refused(path, "contains no MovieLens ratings (u.data, ratings.dat, ratings.csv")
     for name in ("ml-25m", "ml-latest-small"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "ratings.csv").write_text(text_of(SMALL, "ratings.csv"))
-    refused(tmp_path, "ml-25m/ratings.csv and ml-latest-small/ratings.csv")
-
-
-def test_truncated_gz(tmp_path):
-    path = tmp_path / "u.data.gz"
-    whole = gzip.compress(text_of(SMALL, "u.data").encode())
-    for length in (3, 12, len(whole) // 2, len(whole) - 9, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        refused(path, "cannot be read", "download it again")
-    path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # invalid checksum
-    refused(path, "cannot be read (CRC check failed", "download it again")
-
-
-@pytest.mark.parametrize("method", ["STORED", "DEFLATED", "BZIP2", "LZMA"])
-def test_a_damaged_zip(tmp_path, method):
-    """It is truncated, or one bit is wrong."""
-    path = tmp_path / "ml.zip"
-    with zipfile.ZipFile(path, "w", getattr(zipfile, f"ZIP_{method}")) as archive:
-        archive.writestr("ml/ratings.dat", text_of(SMALL, "ratings.dat"))
-    assert environment(path).feedback.shape == (180, 200)
-    packed = path.read_bytes()
-    for position in range(80, len(packed) - 150, 97):
-        path.write_bytes(packed[:position] + bytes([packed[position] ^ 8]) + packed[position + 1 :])
-        refused(path, "cannot be read", "download it again")
-    path.write_bytes(packed[: len(packed) // 2])
-    refused(path, "not a zip file", "download it again")
-
-
-def test_names_that_are_not_printable(tmp_path):
+        (tmp_path / "two" / name).mkdir(parents=True)
+        (tmp_path / "two" / name / "ratings.csv").write_text(text_of(SMALL, "ratings.csv"))
+    refused(tmp_path / "two", "ml-25m/ratings.csv and ml-latest-small/ratings.csv")
     path = tmp_path / "two\nlines\x1b[31m"
     path.mkdir()
     (path / "u.data").write_text("1\n")
@@ -460,6 +374,34 @@ def test_names_that_are_not_printable(tmp_path):
             environment(wrong)
         assert str(caught.value).isprintable()
 
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)  # not with chmod, which does not restrict root
+    refused(tmp_path / "two" / "ml-25m", "Permission denied")
+
+
+def test_a_damaged_archive(tmp_path):
+    """It is truncated, or one bit is wrong."""
+    path, plain = tmp_path / "u.data.gz", text_of(SMALL, "u.data")
+    whole = gzip.compress(plain.encode())
+    for length in (3, 12, len(whole) // 2, len(whole) - 9, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        refused(path, "cannot be read", "download it again")
+    path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # invalid checksum
+    refused(path, "cannot be read (CRC check failed", "download it again")
+    path = tmp_path / "ml.zip"
+    for method in ("STORED", "DEFLATED", "BZIP2", "LZMA"):
+        with zipfile.ZipFile(path, "w", getattr(zipfile, f"ZIP_{method}")) as archive:
+            archive.writestr("ml/u.data", plain)
+        assert environment(path).feedback.shape == (180, 200)
+        whole = path.read_bytes()
+        for at in range(80, len(whole) - 150, 97):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 8]) + whole[at + 1 :])
+            refused(path, "cannot be read", "download it again")
+        path.write_bytes(whole[: len(whole) // 2])
+        refused(path, "not a zip file", "download it again")
+
 
 def test_the_error_of_a_large_corrupt_zip_names_no_line(tmp_path):
     path = tmp_path / "ml.zip"
@@ -467,20 +409,6 @@ def test_the_error_of_a_large_corrupt_zip_names_no_line(tmp_path):
         archive.writestr("ratings.dat", text_of(SMALL, "ratings.dat") * 200)
     path.write_bytes(path.read_bytes().replace(b"::", b"ab", 1))
     refused(path, "CRC", "download it again")
-
-
-def test_unreadable(tmp_path, monkeypatch):
-    (tmp_path / "u.data").write_text(text_of(SMALL, "u.data"))
-
-    def denied(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", denied)  # not with chmod, which does not restrict root
-    refused(tmp_path / "u.data", "Permission denied")
-
-
-def test_not_a_file_or_folder():
-    refused(os.devnull, "not a file or folder")
 
 
 NOT_RATINGS = [
@@ -499,6 +427,13 @@ NOT_RATINGS = [
     (b'1\t2\t3\t4\n1\t"2\t3\t4\n' + b"1\t2\t3\t4\n" * 99_999, "line 2 has item '\"2'"),
     (b"1,2,3,4\n1e400,2,3,4\n", "line 2 has user '1e400'"),
     (b"1,2,3,4\n\xd9\xa3,2,3,4\n", "line 2 has user '٣'"),
+    (b"1,2,3,4\n1.5,242,3,4\n", "line 2 has user '1.5'"),
+    (b"1::2::3::4\n196::999999999999::3::4\n", "line 2 has item '9999"),
+    (b"1,2,3,4\n1,2,nan,4\n", "line 2 has rating 'nan'"),
+    (b"1,2,3,4\n1,2,5.5,4\n", "line 2 has rating '5.5'"),
+    (b"1,2,3,4\n1,2,\xff,4\n", "line 2 has rating '�'"),
+    (b"1,2,3,4\n1,2,3,today\n", "line 2 has timestamp 'today'"),
+    (b"1\t2\t3\t4\n196\t" + bytes(20) + b"\n", "line 2 has 2 instead of 4 fields"),
 ]
 
 
@@ -506,38 +441,7 @@ def test_not_ratings_at_all(tmp_path):
     for number, (content, needle) in enumerate(NOT_RATINGS):
         path = tmp_path / str(number)
         path.write_bytes(content)
-        refused(path, needle)
-
-
-BAD_LINES = {
-    "too short": (["196", "242", "3"], "3 instead of 4 fields"),
-    "too long": (["196", "242", "3", "881250949", "0"], "5 instead of 4 fields"),
-    "user": (["x", "242", "3", "881250949"], "user 'x'"),
-    "fractional user": (["1.5", "242", "3", "881250949"], "user '1.5'"),
-    "huge item": (["196", "9" * 30, "3", "881250949"], "item '999"),
-    "rating": (["196", "242", "good", "881250949"], "rating 'good'"),
-    "rating nan": (["196", "242", "nan", "881250949"], "rating 'nan'"),
-    "rating 5.5": (["196", "242", "5.5", "881250949"], "rating '5.5'"),
-    "timestamp": (["196", "242", "3", "today"], "timestamp 'today'"),
-    "no text": (["196", "242", "\xff", "881250949"], "rating '�'"),
-    "zero bytes": (["196", "\0" * 20], "2 instead of 4 fields"),
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("index", [0, 137, -1])
-def test_an_invalid_line_is_reported(tmp_path, name, index):
-    whole = text_of(SMALL, name).splitlines()
-    index = len(whole) - 1 if index < 0 else index + (name == "ratings.csv")
-    for case, (fields, needle) in BAD_LINES.items():
-        lines = whole.copy()
-        lines[index] = LAYOUTS[name].join(fields)
-        path = tmp_path / case
-        path.write_bytes(("\n".join(lines) + "\n").encode("latin-1"))
-        if case == "too short" and index == 0:  # makes the next line too long
-            refused(path, "line 2 has 4 instead of 3 fields", "expected: ")
-        else:
-            refused(path, f"line {index + 1} has {needle}", "expected: ")
+        refused(path, needle, "expected: ")
 
 
 def test_too_few_users_or_items(tmp_path):
@@ -677,13 +581,6 @@ def regrets_on_real_ratings(algorithm, seeds):
         vectorized.run(from_nested(values, "a test"), history)
         regrets.append(history.regret)
     return np.array(regrets)
-
-
-@needs_ml_100k
-def test_gd_learns_from_real_ratings():
-    """Its regret is below that of random pairs for each seed."""
-    learning, guessing = (regrets_on_real_ratings(kind, 2) for kind in ("fldb_gd", "random"))
-    assert (learning < guessing).all()
 
 
 @pytest.mark.exhaustive

@@ -14,10 +14,14 @@ from fldb_flower.catalogue import SELECTIONS
 from fldb_flower.environments import Contexts
 from fldb_flower.errors import DataError
 from fldb_flower.federation import agents as agents_module
-from fldb_flower.federation import blocks as blocks_module
-from fldb_flower.federation.agents import AHEAD, AgentGroup, OfferStream
-from fldb_flower.federation.blocks import agents_of_node
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, total
+from fldb_flower.federation.agents import (
+    AHEAD,
+    AgentGroup,
+    OfferStream,
+    agents_of_node,
+    total_of_blocks,
+)
+from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.linalg.arrays import Arrays, pack_arrays, unpack_arrays
 from fldb_flower.settings import from_nested
 
@@ -37,6 +41,12 @@ def estimates(count, d=D, seed=0):
     for _ in range(count):
         root = rng.standard_normal((d, d))
         yield rng.standard_normal(d), root @ root.T + 0.1 * np.eye(d)
+
+
+def asked(first, last, estimate, point=None, **what):
+    """Return a request to play with (theta, W), and for statistics at a point, by default theta."""
+    play = PlayRequest(first, last, Estimate(*estimate))
+    return Broadcast(play, estimate[0] if point is None else point, **what)
 
 
 def world(chosen, agent):
@@ -139,24 +149,21 @@ def log_of(group):
 def test_a_group_plays_algorithm_1(changes, drawn, together, monkeypatch):
     """For any number of iterations that are drawn and selected together."""
     monkeypatch.setattr(agents_module, "AHEAD", drawn)
-    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", together * N * K * D)
+    monkeypatch.setattr(agents_module, "BLOCK_NUMBERS", together * N * K * D)
     chosen = small(**changes)
     group = AgentGroup(chosen, range(N))
+    counted, seen, points = 0, set(), estimates(4, seed=1)
     spans = [(1, 1), (2, 4), (5, 5), (6, 7)]
-    plays = [
-        PlayRequest(*span, Estimate(*estimate))
-        for span, estimate in zip(spans, estimates(len(spans)), strict=True)
-    ]
-    counted, seen = 0, set()
-    for play, (theta_hat, _) in zip(plays, estimates(len(plays), seed=1), strict=True):
-        upload = group.answer(Broadcast(play, theta_hat, hessian=True, loss=True), counted)
-        duels = by_hand(chosen, [play])
-        assert_upload(upload, duels, theta_hat, range(play.first, play.last + 1))
+    for span, estimate, (theta_hat, _) in zip(spans, estimates(4), points, strict=True):
+        request = asked(*span, estimate, theta_hat, hessian=True, loss=True)
+        upload = group.answer(request, counted)
+        duels = by_hand(chosen, [request.play])
+        assert_upload(upload, duels, theta_hat, range(span[0], span[1] + 1))
         differences, preferences = log_of(group)
         np.testing.assert_allclose(differences, [duel[0] for duel in duels.values()], atol=1e-14)
         assert preferences.tolist() == [duel[1] for duel in duels.values()]
         seen |= set(preferences.tolist())
-        counted = play.last
+        counted = span[1]
     assert seen == {0.0, 1.0}
 
 
@@ -168,25 +175,20 @@ def test_iterations_selected_together_equal_those_selected_one_by_one(
     chosen = small(algorithm=algorithm, selection=selection)
     uploads, (estimate,) = [], estimates(1)
     for together in (1, 2, 100):
-        monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", together * N * K * D)
+        monkeypatch.setattr(agents_module, "BLOCK_NUMBERS", together * N * K * D)
         group = AgentGroup(chosen, range(N))
-        uploads.append(
-            group.answer(Broadcast(PlayRequest(1, 7, Estimate(*estimate)), np.ones(D)), 0)
-        )
+        uploads.append(group.answer(asked(1, 7, estimate, np.ones(D), hessian=True), 0))
     for other in uploads[1:]:
-        np.testing.assert_allclose(other.gradient, uploads[0].gradient, rtol=1e-12)
-        np.testing.assert_allclose(other.information, uploads[0].information, rtol=1e-12)
-        np.testing.assert_allclose(other.outcomes[0].sums, uploads[0].outcomes[0].sums, rtol=1e-12)
+        close(other, uploads[0])
 
 
 def test_statistics_at_several_points_of_the_same_duels():
     chosen = small()
     group = AgentGroup(chosen, range(N))
-    ((theta, information),) = estimates(1)
-    play = PlayRequest(1, 3, Estimate(theta, information))
-    duels = by_hand(chosen, [play])
+    request = asked(1, 3, *estimates(1))
+    duels = by_hand(chosen, [request.play])
     for number, (theta_hat, _) in enumerate(estimates(4, seed=2)):
-        broadcast = Broadcast(None if number else play, theta_hat, hessian=True, loss=True)
+        broadcast = Broadcast(None if number else request.play, theta_hat, hessian=True, loss=True)
         assert_upload(group.answer(broadcast, 0), duels, theta_hat, range(1, 4))
 
 
@@ -195,16 +197,15 @@ def test_after_the_last_exchange_of_a_round_no_duel_is_stored():
     chosen = small()
     kept, dropped = AgentGroup(chosen, range(N)), AgentGroup(chosen, range(N))
     counted = 0
-    for last, (theta, information) in zip((3, 5, 7), estimates(3), strict=True):
-        play = PlayRequest(counted + 1, last, Estimate(theta, information))
-        request = Broadcast(play, theta, hessian=True)
+    for last, estimate in zip((3, 5, 7), estimates(3), strict=True):
+        request = asked(counted + 1, last, estimate, hessian=True)
         one, other = kept.answer(request, counted), dropped.answer(request, counted)
         if last > 3:  # the last exchange of rounds 2 and 3; round 1 has two
             other = dropped.answer(request._replace(final=True), counted)
         same(one, other)
         counted = last
     assert [len(log_of(group)[1]) for group in (kept, dropped)] == [2 * N, 0]
-    for again in (request._replace(final=True), Broadcast(None, theta)):
+    for again in (request._replace(final=True), Broadcast(None, estimate[0])):
         with pytest.raises(RuntimeError, match="the reply up to iteration 7 is not counted"):
             dropped.answer(again, 5)
 
@@ -212,13 +213,11 @@ def test_after_the_last_exchange_of_a_round_no_duel_is_stored():
 def test_scope_all_sums_over_every_duel_but_information_over_the_fresh():
     chosen = small(algorithm="fldb_gd")
     group = AgentGroup(chosen, range(N))
-    (first, second) = (
-        PlayRequest(*span, Estimate(*estimate))
-        for span, estimate in zip([(1, 2), (3, 3)], estimates(2), strict=True)
-    )
-    ((theta_hat, _),) = estimates(1, seed=3)
-    group.answer(Broadcast(first, theta_hat, scope="all"), 0)
-    upload = group.answer(Broadcast(second, theta_hat, scope="all", hessian=True, loss=True), 2)
+    (one, two), ((theta_hat, _),) = estimates(2), estimates(1, seed=3)
+    first, second = asked(1, 2, one, theta_hat), asked(3, 3, two, theta_hat)
+    group.answer(first._replace(scope="all"), 0)
+    upload = group.answer(second._replace(scope="all", hessian=True, loss=True), 2)
+    first, second = first.play, second.play
     gradient, _, hessian, loss = sums_by_hand(by_hand(chosen, [first, second]), theta_hat)
     _, fresh_information, _, _ = sums_by_hand(by_hand(chosen, [second]), theta_hat)
     assert upload.num_duels == 3 * N
@@ -265,59 +264,48 @@ def test_random_pairs_differ_and_need_no_estimate():
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "thompson", "colstim"])
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
-def test_a_block_is_the_union_of_its_parts(algorithm, selection, sigma):
+def test_a_group_is_the_union_of_its_parts(algorithm, selection, sigma):
     chosen = small(
-        algorithm=algorithm,
-        selection=selection,
-        num_agents=8,
-        num_arms=5,
-        dimension=3,
-        environment={"sigma": sigma},
+        algorithm=algorithm, selection=selection, num_agents=8, environment={"sigma": sigma}
     )
     parts = [range(0, 2), range(2, 3), range(3, 7)]  # agent 7 is on another node
     whole = AgentGroup(chosen, range(7))
     groups = [AgentGroup(chosen, part) for part in parts]
     counted = 0
-    for (first, last), (theta, information) in zip([(1, 2), (3, 6)], estimates(2, 3), strict=True):
-        broadcast = Broadcast(
-            PlayRequest(first, last, Estimate(theta, information)), -theta, hessian=True
-        )
+    for (first, last), estimate in zip([(1, 2), (3, 6)], estimates(2), strict=True):
+        broadcast = asked(first, last, estimate, -estimate[0], hessian=True)
         expected = whole.answer(broadcast, counted)
         uploads = [group.answer(broadcast, counted) for group in groups]
-        sums = total(uploads)
-        assert sums.num_duels == expected.num_duels == 7 * (last - first + 1)
-        for name in ("gradient", "information", "hessian"):
-            np.testing.assert_allclose(
-                getattr(sums, name), getattr(expected, name), rtol=1e-12, atol=1e-12, err_msg=name
-            )
-        outcomes = sum(each.sums for each in sums.outcomes)
-        np.testing.assert_allclose(outcomes, expected.outcomes[0].sums, rtol=1e-12, atol=1e-12)
-        assert [each.agents for each in sums.outcomes] == [2, 1, 4]
+        assert [each.outcomes[0].agents for each in uploads] == [2, 1, 4]
+        close(total_of_blocks(uploads), expected)
         # Each agent's duels are equal, not only the sums.
-        rows = log_of(whole)[0].reshape(-1, 7, 3)
+        rows = log_of(whole)[0].reshape(-1, 7, D)
         for part, group in zip(parts, groups, strict=True):
-            own = log_of(group)[0].reshape(-1, len(part), 3)
+            own = log_of(group)[0].reshape(-1, len(part), D)
             np.testing.assert_allclose(own, rows[:, part.start : part.stop], atol=1e-14)
         counted = last
 
 
-def same(first, second):
+def same(first, second, rtol=0.0):
+    atol = 1e-12 if rtol else 0.0
     assert first.num_duels == second.num_duels
     for name in ("gradient", "information", "hessian"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
-    for ours, theirs in zip(first.outcomes, second.outcomes, strict=True):
-        assert (ours.first, ours.agents) == (theirs.first, theirs.agents)
-        np.testing.assert_array_equal(ours.sums, theirs.sums)
+        one, two = (np.array(getattr(each, name), float) for each in (first, second))
+        np.testing.assert_allclose(one, two, rtol=rtol, atol=atol, err_msg=name)
+    for one, two in zip(first.outcomes, second.outcomes, strict=True):
+        assert (one.first, one.agents) == (two.first, two.agents)
+        np.testing.assert_allclose(one.sums, two.sums, rtol=rtol, atol=atol)
+
+
+def close(first, second):
+    same(first, second, rtol=1e-12)
 
 
 @pytest.mark.parametrize("selection", ["ucb", "thompson"])
 def test_a_broadcast_already_played_is_not_played_again(selection):
     chosen = small(selection=selection)
     repeated, once = AgentGroup(chosen, range(N)), AgentGroup(chosen, range(N))
-    (one, two) = (
-        Broadcast(PlayRequest(*span, Estimate(*estimate)), estimate[0])
-        for span, estimate in zip([(1, 3), (4, 5)], estimates(2), strict=True)
-    )
+    one, two = map(asked, (1, 4), (3, 5), estimates(2))
     first = repeated.answer(one, 0)
     same(repeated.answer(one, 0), first)
     same(repeated.answer(one, 0), first)
@@ -327,65 +315,35 @@ def test_a_broadcast_already_played_is_not_played_again(selection):
     assert len(log_of(repeated)[0]) == 2 * N
 
 
-def test_overlapping_broadcasts_play_only_new_iterations():
-    chosen = small()
-    group = AgentGroup(chosen, range(N))
-    (one, two) = estimates(2)
-    group.answer(Broadcast(PlayRequest(1, 3, Estimate(*one)), one[0]), 0)
-    upload = group.answer(Broadcast(PlayRequest(2, 5, Estimate(*two)), two[0]), 0)
-    duels = by_hand(chosen, [PlayRequest(1, 3, Estimate(*one)), PlayRequest(4, 5, Estimate(*two))])
-    assert_upload(upload, duels, two[0], range(1, 6))
-
-
-def test_iterations_whose_broadcast_was_lost_are_played_with_the_last_estimate():
-    chosen = small()
-    group = AgentGroup(chosen, range(N))
-    (one, _, three) = estimates(3)
-    group.answer(Broadcast(PlayRequest(1, 2, Estimate(*one)), one[0]), 0)
-    # PlayRequest(3, 4) with the second estimate never arrived.
-    upload = group.answer(Broadcast(PlayRequest(5, 6, Estimate(*three)), three[0]), 2)
-    duels = by_hand(
-        chosen, [PlayRequest(3, 4, Estimate(*one)), PlayRequest(5, 6, Estimate(*three))]
-    )
-    assert_upload(upload, duels, three[0], range(3, 7))
-
-
-def test_if_the_first_broadcast_was_lost_the_initial_estimate_is_used():
-    chosen = small(kappa_mu=0.5)
-    group = AgentGroup(chosen, range(N))
-    ((theta, information),) = estimates(1)
-    upload = group.answer(Broadcast(PlayRequest(3, 3, Estimate(theta, information)), theta), 0)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # Overlapping broadcasts play only new iterations.
+        [(1, 3, 1, 0, [(1, 3, 1)]), (2, 5, 2, 0, [(1, 3, 1), (4, 5, 2)])],
+        # Iterations whose broadcast was lost are played with the last estimate, or the initial one.
+        [(1, 2, 1, 0, [(1, 2, 1)]), (5, 6, 3, 2, [(3, 4, 1), (5, 6, 3)])],
+        [(3, 3, 1, 0, [(1, 2, 0), (3, 3, 1)])],
+        # An upload that is not acknowledged is sent again; a late acknowledgement has no effect.
+        [(1, 1, 1, 0, [(1, 1, 1)]), (2, 2, 2, 0, [(1, 1, 1), (2, 2, 2)]),
+         (3, 3, 3, 2, [(3, 3, 3)]), (4, 4, 4, 1, [(3, 3, 3), (4, 4, 4)])],
+    ],
+)  # fmt: skip
+def test_an_upload_covers_all_duels_that_are_not_acknowledged(steps):
+    """Steps are first, last, estimate and what is counted, and then what the upload covers."""
+    chosen, point = small(kappa_mu=0.5), np.array([0.3, -1.0])
     # W_0 = (lambda / kappa_mu) I with lambda = 1 / T.
-    initial = PlayRequest(1, 2, Estimate(np.zeros(D), 1 / T / 0.5 * np.eye(D)))
-    duels = by_hand(chosen, [initial, PlayRequest(3, 3, Estimate(theta, information))])
-    assert_upload(upload, duels, theta, range(1, 4))
-
-
-def test_duels_are_kept_until_they_are_acknowledged():
-    chosen = small()
+    known = [(np.zeros(D), 1 / T / 0.5 * np.eye(D)), *estimates(4)]
     group = AgentGroup(chosen, range(N))
-    plays = [
-        PlayRequest(t, t, Estimate(*estimate))
-        for t, estimate in zip(range(1, 5), estimates(4), strict=True)
-    ]
-    point = plays[0].estimate.theta_sync
-    group.answer(Broadcast(plays[0], point), 0)
-    # The upload of t = 1 was lost: nothing is acknowledged, so t = 1 is sent again with t = 2.
-    upload = group.answer(Broadcast(plays[1], point), 0)
-    assert_upload(upload, by_hand(chosen, plays[:2]), point, range(1, 3))
-    # Then t = 1 and 2 are counted, and only the new duels are returned.
-    upload = group.answer(Broadcast(plays[2], point), 2)
-    assert_upload(upload, by_hand(chosen, plays[2:3]), point, range(3, 4))
-    # A late acknowledgement of t = 1 has no effect.
-    upload = group.answer(Broadcast(plays[3], point), 1)
-    assert_upload(upload, by_hand(chosen, plays[2:]), point, range(3, 5))
+    for first, last, estimate, counted, covered in steps:
+        upload = group.answer(asked(first, last, known[estimate], point), counted)
+        plays = [asked(start, end, known[place]).play for start, end, place in covered]
+        assert_upload(upload, by_hand(chosen, plays), point, range(covered[0][0], last + 1))
 
 
 def test_without_theta_hat_only_regret_is_reported():
     chosen = small()
-    group = AgentGroup(chosen, range(N))
-    play = PlayRequest(1, 2, Estimate(*next(estimates(1))))
-    upload = group.answer(Broadcast(play, None), 0)
+    play = asked(1, 2, *estimates(1)).play
+    upload = AgentGroup(chosen, range(N)).answer(Broadcast(play, None), 0)
     assert upload.num_duels == 0
     assert upload.gradient.tolist() == [0.0] * D
     assert upload.information.tolist() == [[0.0] * D] * D
@@ -396,6 +354,11 @@ def test_without_theta_hat_only_regret_is_reported():
     np.testing.assert_allclose(upload.outcomes[0].sums[:, 0], expected, rtol=1e-12)
 
 
+def restored(old, new):
+    new.restore(unpack_arrays(pack_arrays(old.state())))
+    return new
+
+
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "fldb_gd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "thompson", "colstim"])
 @pytest.mark.parametrize(
@@ -404,40 +367,41 @@ def test_without_theta_hat_only_regret_is_reported():
     ids=["a block", "four blocks", "drawn ahead"],
 )
 def test_a_restored_group_continues_identically(algorithm, selection, agents, numbers, monkeypatch):
-    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", numbers)
+    monkeypatch.setattr(agents_module, "BLOCK_NUMBERS", numbers)
     chosen = small(algorithm=algorithm, selection=selection, num_agents=100)
     scope = "all" if algorithm == "fldb_gd" else "fresh"
     uninterrupted, resumed = AgentGroup(chosen, agents), AgentGroup(chosen, agents)
     counted = 0
     spans = [(1, 1), (2, 4), (6, 6), (7, 7)]  # the broadcast of 5 is lost
-    for (first, last), (theta, information) in zip(spans, estimates(4), strict=True):
-        broadcast = Broadcast(
-            PlayRequest(first, last, Estimate(theta, information)), theta, scope, hessian=True
-        )
-        same(resumed.answer(broadcast, counted), uninterrupted.answer(broadcast, counted))
+    for (first, last), estimate in zip(spans, estimates(4), strict=True):
+        broadcast = asked(first, last, estimate, scope=scope, hessian=True)
         # As between two messages of a node: serialized, then restored in a new process.
-        saved = unpack_arrays(pack_arrays(resumed.state()))
-        resumed = AgentGroup(chosen, agents)
-        resumed.restore(saved)
+        resumed = restored(resumed, AgentGroup(chosen, agents))
+        same(resumed.answer(broadcast, counted), uninterrupted.answer(broadcast, counted))
         counted = first  # the last duels of a round are acknowledged late
+
+
+def pieces(chosen, *, saved=True):
+    """Yield ranges of iterations, and their offers in rising and falling numbers.
+
+    With ``saved``, each piece is taken from a stream restored from the state after the former one.
+    """
+    stream, taken = OfferStream(chosen, range(N), Arrays()), 0
+    for most in (1, 3, 20, 1, 2, 9, 4):  # a single one is drawn with later ones
+        yield slice(taken, taken + most), stream.take(most, 40 - taken)
+        taken += most
+        if saved:
+            stream = restored(stream, OfferStream(chosen, range(N), Arrays()))
 
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_offers_do_not_depend_on_how_many_are_taken_at_once(saved):
-    """Nor on whether the stream was saved and restored between."""
     chosen = small(horizon=40)
     whole = OfferStream(chosen, range(N), Arrays()).take(40, 40)
     assert whole.features.shape == (40, N, K, D)
-    stream, taken = OfferStream(chosen, range(N), Arrays()), 0
-    for most in (1, 3, 20, 1, 2, 9, 4):
-        offers = stream.take(most, 40 - taken)
-        assert len(offers.noise) == most
+    for place, offers in pieces(chosen, saved=saved):
         for found, expected in zip(offers, whole, strict=True):
-            np.testing.assert_array_equal(found, expected[taken : taken + most])
-        taken += most
-        if saved:
-            state, stream = stream.state(), OfferStream(chosen, range(N), Arrays())
-            stream.restore(unpack_arrays(pack_arrays(state)))
+            np.testing.assert_array_equal(found, expected[place])
 
 
 def test_an_environment_may_reuse_its_arrays(register_world):
@@ -478,28 +442,15 @@ def test_a_changing_environment_continues_after_it_was_saved(register_world):
         def restore(self, state):
             self.drawn = int(state["drawn"])
 
-    chosen, taken = small(horizon=40, environment={"name": register_world(Counting)}), 0
-    stream = OfferStream(chosen, range(N), Arrays())
-    for most in (1, 3, 20, 1, 2, 9, 4):  # a single one is drawn with later ones
-        rewards = stream.take(most, 40 - taken).rewards[:, 0, 0]
-        np.testing.assert_array_equal(rewards, taken + np.arange(most))
-        taken += most
-        state, stream = stream.state(), OfferStream(chosen, range(N), Arrays())
-        stream.restore(unpack_arrays(pack_arrays(state)))
+    chosen = small(horizon=40, environment={"name": register_world(Counting)})
+    for place, offers in pieces(chosen):
+        np.testing.assert_array_equal(offers.rewards[:, 0, 0], np.arange(40)[place])
 
 
-@pytest.mark.parametrize(
-    ("state", "named"),
-    [
-        (7, "7: must return a dict"),
-        (np.random.default_rng(0).bit_generator.state, "'state': {'state'.* must return a dict"),
-        ({"history": [[1], [1, 2]]}, "'history': .* must return a dict"),
-        ({"best": None}, "'best': None.* must return a dict"),
-        ({1: 2}, "1: 2.* must return a dict"),
-    ],
-)
-def test_a_state_that_no_checkpoint_holds_is_refused_at_once(state, named, register_world):
+def test_a_state_that_no_checkpoint_holds_is_refused_at_once(register_world):
     class Changing:
+        returned = None
+
         def __init__(self, settings, agents):
             pass
 
@@ -507,14 +458,21 @@ def test_a_state_that_no_checkpoint_holds_is_refused_at_once(state, named, regis
             pass
 
         def state(self):
-            return state
+            return self.returned
 
-        def restore(self, state):
-            pass
+        restore = contexts
 
     chosen = small(horizon=40, environment={"name": register_world(Changing)})
-    with pytest.raises(DataError, match=f"Changing.state returned .*{named}"):
-        OfferStream(chosen, range(N), Arrays())
+    for returned, named in (
+        (7, "7: must return a dict"),
+        (np.random.default_rng(0).bit_generator.state, "'state': {'state'.* must return a dict"),
+        ({"history": [[1], [1, 2]]}, "'history': .* must return a dict"),
+        ({"best": None}, "'best': None.* must return a dict"),
+        ({1: 2}, "1: 2.* must return a dict"),
+    ):
+        Changing.returned = returned
+        with pytest.raises(DataError, match=f"Changing.state returned .*{named}"):
+            OfferStream(chosen, range(N), Arrays())
 
 
 def test_offers_saved_after_each_one_are_not_drawn_again_from_the_start():
@@ -528,49 +486,25 @@ def test_offers_saved_after_each_one_are_not_drawn_again_from_the_start():
         stream.restore(state)
 
 
-def test_a_new_group_can_be_saved_before_it_played():
-    chosen = small()
-    saved = unpack_arrays(pack_arrays(AgentGroup(chosen, range(N)).state()))
-    resumed = AgentGroup(chosen, range(N))
-    resumed.restore(saved)
-    play = PlayRequest(1, 3, Estimate(*next(estimates(1))))
-    upload = resumed.answer(Broadcast(play, play.estimate.theta_sync), 0)
-    assert_upload(upload, by_hand(chosen, [play]), play.estimate.theta_sync, range(1, 4))
-
-
 @pytest.mark.parametrize("algorithm", ["fldb_ogd", "ldb", "random"])
 @pytest.mark.parametrize("selection", ["ucb", "colstim", "thompson"])
 def test_results_do_not_depend_on_blocks(algorithm, selection, monkeypatch):
     chosen = small(algorithm=algorithm, selection=selection, num_agents=140)
-    ((theta, information),) = estimates(1)
-    broadcast = Broadcast(PlayRequest(1, T, Estimate(theta, information)), theta, hessian=True)
+    broadcast = asked(1, T, *estimates(1), hessian=True)
     expected = AgentGroup(chosen, range(140)).answer(broadcast, 0)
     for numbers, blocks in ((1, 5), (64 * K * D, 3), (2**16, 1)):
-        monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr(agents_module, "BLOCK_NUMBERS", numbers)
         group = AgentGroup(chosen, range(140))
         assert len(group.blocks) == blocks
-        upload = group.answer(broadcast, 0)
-        assert [(each.first, each.agents) for each in upload.outcomes] == [(1, 140)]
-        for name in ("gradient", "information", "hessian"):
-            np.testing.assert_allclose(
-                getattr(upload, name), getattr(expected, name), rtol=1e-12, err_msg=name
-            )
-        np.testing.assert_allclose(
-            upload.outcomes[0].sums, expected.outcomes[0].sums, rtol=1e-12, atol=1e-12
-        )
+        close(group.answer(broadcast, 0), expected)
 
 
 def test_numpys_global_seed_has_no_influence():
-    chosen = small()
-    play = PlayRequest(1, 3, Estimate(*next(estimates(1))))
     uploads = []
     for seed in (1, 2):
         np.random.seed(seed)  # noqa: NPY002 - the global state is tested here
-        uploads.append(
-            AgentGroup(chosen, range(N)).answer(
-                Broadcast(play, play.estimate.theta_sync, hessian=True), 0
-            )
-        )
+        group = AgentGroup(small(), range(N))
+        uploads.append(group.answer(asked(1, 3, *estimates(1), hessian=True), 0))
     same(*uploads)
 
 
@@ -588,26 +522,15 @@ def test_numpys_global_seed_has_no_influence():
 def test_no_regret_is_ever_negative(  # noqa: PLR0917
     algorithm, selection, seed, num_arms, dimension, num_agents, beta_scale, sigma
 ):
-    chosen = from_nested(
-        {
-            "algorithm": algorithm,
-            "selection": selection,
-            "seed": seed,
-            "num_arms": num_arms,
-            "dimension": dimension,
-            "num_agents": num_agents,
-            "beta_scale": beta_scale,
-            "environment": {"sigma": sigma},
-            "horizon": 4,
-        },
-        "a test",
-    )
-    group = AgentGroup(chosen, range(num_agents))
+    chosen = small(
+        algorithm=algorithm, selection=selection, seed=seed, num_arms=num_arms, horizon=4,
+        dimension=dimension, num_agents=num_agents, beta_scale=beta_scale,
+        environment={"sigma": sigma},
+    )  # fmt: skip
     # The estimate is the true theta: the best arm is chosen twice, regret 0.
     theta = shared_generator(seed, "theta").standard_normal(dimension)
-    upload = group.answer(
-        Broadcast(PlayRequest(1, 4, Estimate(theta, 1e6 * np.eye(dimension))), None), 0
-    )
+    play = PlayRequest(1, 4, Estimate(theta, 1e6 * np.eye(dimension)))
+    upload = AgentGroup(chosen, range(num_agents)).answer(Broadcast(play, None), 0)
     (outcomes,) = upload.outcomes
     regrets = outcomes.sums[:, 0]
     assert regrets.shape == (4,)
@@ -634,10 +557,9 @@ def test_an_invalid_feature_is_reported_with_agent_arm_and_iteration(bad, algori
     chosen = small(algorithm=algorithm, num_agents=9)
     monkeypatch.setattr(agents_module, "make_environment", lambda *_: Broken())
     group = AgentGroup(chosen, range(4, 9))
-    play = PlayRequest(1, 2, Estimate(*next(estimates(1))))
-    group.answer(Broadcast(play, None), 0)
+    group.answer(asked(1, 2, *estimates(1)), 0)
     with pytest.raises(DataError, match=r"agent 6, arm 2, iteration 3: .*finite"):
-        group.answer(Broadcast(PlayRequest(3, 3, play.estimate), None), 0)
+        group.answer(asked(3, 3, *estimates(1)), 2)
 
 
 @property_test
@@ -652,15 +574,12 @@ def test_nodes_host_each_agent_once_in_order(data, num_agents):
     assert sizes == sorted(sizes, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("partition", "nodes", "agents", "reason"),
-    [
-        (3, 3, 5, "partition-id=3 is not in 0..2"),
-        (-1, 3, 5, "partition-id=-1 is not in 0..2"),
-        (0, 6, 5, "num-partitions=6 is more than num-agents=5"),
-        (0, 0, 5, "partition-id=0 is not in"),
-    ],
-)
-def test_partitions_that_do_not_exist_are_refused(partition, nodes, agents, reason):
-    with pytest.raises(ValueError, match=reason):
-        agents_of_node(partition, nodes, agents)
+def test_partitions_that_do_not_exist_are_refused():
+    for partition, nodes, reason in (
+        (3, 3, "partition-id=3 is not in 0..2"),
+        (-1, 3, "partition-id=-1 is not in 0..2"),
+        (0, 6, "num-partitions=6 is more than num-agents=5"),
+        (0, 0, "partition-id=0 is not in"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            agents_of_node(partition, nodes, 5)

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import FederationError
-from fldb_flower.federation.blocks import agents_of_node
+from fldb_flower.federation.agents import agents_of_node
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_flat, from_nested, to_flat
-from fldb_flower.wire.codec import UploadHeader
-from fldb_flower.wire.records import pack_vector
+from fldb_flower.wire import UploadHeader, pack_vector
 from simulations.engines.inprocess import InProcessGrid
 from strategies import channel, make_strategy
 from strategies.devices import DeviceChannel
@@ -52,8 +51,9 @@ def reply(partition, partitions, agents=24):
 def judge(claims, order, connected):
     """Return the refused nodes with the reasons, and the names of the nodes."""
     nodes = SimulatedChannel(settings(num_agents=24), History(5))
+    nodes.number, nodes.broadcast = 1, FIRST_PLAY
     for node in order:
-        nodes.check(node, reply(*claims[node]), 1, FIRST_PLAY)
+        nodes.check(node, reply(*claims[node]))
     return nodes.disputes(connected), [nodes.name(node) for node in connected]
 
 
@@ -75,45 +75,40 @@ def test_refusals_do_not_depend_on_the_order_of_arrival(claims, silent, random):
     assert judge(claims, order, connected) == expected
 
 
-@pytest.mark.parametrize("honest", [3, 4, 5])
-@pytest.mark.parametrize("place", [0, -1])
-def test_one_wrong_number_of_partitions_refuses_only_its_node(honest, place):
+def test_one_wrong_number_of_partitions_refuses_only_its_node():
     """The wrong node has the lowest or the highest id; replies arrive in every order."""
-    nodes = list(range(FIRST, FIRST + honest + 1))
-    lying_node = nodes[place]
-    claims = {node: (number, honest + 1) for number, node in enumerate(nodes)}
-    claims[lying_node] = (claims[lying_node][0], honest + 2)
-    for order in itertools.permutations(nodes):
-        refused, _ = judge(claims, order, nodes)
-        wanted = f"num-partitions={honest + 2}, but other nodes have {honest + 1}"
-        assert refused == {lying_node: wanted}
+    for honest, place in itertools.product((3, 4, 5), (0, -1)):
+        nodes = list(range(FIRST, FIRST + honest + 1))
+        lying_node = nodes[place]
+        claims = {node: (number, honest + 1) for number, node in enumerate(nodes)}
+        claims[lying_node] = (claims[lying_node][0], honest + 2)
+        for order in itertools.permutations(nodes):
+            refused, _ = judge(claims, order, nodes)
+            wanted = f"num-partitions={honest + 2}, but other nodes have {honest + 1}"
+            assert refused == {lying_node: wanted}
 
 
-def test_a_tie_of_claims_is_decided_by_the_number_of_connected_nodes():
-    claims = {FIRST: (0, 3), FIRST + 1: (1, 2)}
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        # A tie is decided by the number of connected nodes.
+        ([(0, 3), (1, 2)], {FIRST: "num-partitions=3, but other nodes have 2"}),
+        # An undecided tie refuses all nodes.
+        ([(0, 3), (1, 4)], {FIRST: "num-partitions=3, but other nodes have 4",
+                            FIRST + 1: "num-partitions=4, but other nodes have 3"}),
+        # Two unknown nodes that claim one partition are both refused.
+        ([(0, 4), (1, 4), (1, 4), (3, 4)],
+         dict.fromkeys((1002, 1003), "partition-id=1 is claimed by nodes 1002, 1003")),
+    ],
+)  # fmt: skip
+def test_disputes_by_hand(claims, expected):
+    claims = dict(enumerate(claims, start=FIRST))
+    names = [
+        f"node {node}" if node in expected else f"partition {partition}"
+        for node, (partition, _) in claims.items()
+    ]
     for order in itertools.permutations(claims):
-        refused, _ = judge(claims, order, list(claims))
-        assert refused == {FIRST: "num-partitions=3, but other nodes have 2"}
-
-
-def test_an_undecided_tie_of_claims_refuses_all_nodes():
-    claims = {FIRST: (0, 3), FIRST + 1: (1, 4)}  # from one node each
-    for order in itertools.permutations(claims):
-        refused, _ = judge(claims, order, [FIRST, FIRST + 1])
-        assert refused == {
-            FIRST: "num-partitions=3, but other nodes have 4",
-            FIRST + 1: "num-partitions=4, but other nodes have 3",
-        }
-
-
-def test_two_unknown_nodes_that_claim_one_partition_are_both_refused():
-    claims = {1001: (0, 4), 1002: (1, 4), 1003: (1, 4), 1004: (3, 4)}
-    for order in itertools.permutations(claims):
-        refused, names = judge(claims, order, list(claims))
-        assert refused == dict.fromkeys(
-            (1002, 1003), "partition-id=1 is claimed by nodes 1002, 1003"
-        )
-        assert names == ["partition 0", "node 1002", "node 1003", "partition 3"]
+        assert judge(claims, order, list(claims)) == (expected, names)
 
 
 # --- simulated nodes: whole runs ------------------------------------------------------------
@@ -216,37 +211,41 @@ def test_a_run_does_not_depend_on_the_order_of_replies(lie, since, twice, random
         return replies
 
     histories = [
-        run_over(lie, order, since=since, twice=twice) for order in (first(lie[0]), shuffled)
+        run_over(lie, each, since=since, twice=twice) for each in (first(lie[0]), shuffled)
     ]
     assert histories[0] == histories[1]
     np.testing.assert_array_equal(*(each.cumulative_regret for each in histories))
+
+
+def exchanging(grid, chosen):
+    """Return a strategy over a grid, and a function that plays one iteration."""
+    strategy = make_strategy(chosen, History(chosen.horizon))
+    strategy.channel.connect(grid)
+    estimate = Estimate(np.zeros(2), np.eye(2))
+    return strategy, lambda t: strategy.exchange(Broadcast(PlayRequest(t, t, estimate), None))
 
 
 def test_an_earlier_claim_is_kept_while_its_node_is_connected():
     """Two nodes claim partition 1; only one of them replies in the next exchange."""
     chosen = settings(quorum=0.5)
     grid = LyingGrid(chosen, (FIRST + 3, PARTITION, 1), list)
-    strategy = make_strategy(chosen, History(chosen.horizon))
-    strategy.channel.connect(grid)
-    strategy.exchange(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None))
+    strategy, exchange = exchanging(grid, chosen)
+    exchange(1)
     grid.shuffle = lambda replies: [r for r in replies if r.metadata.src_node_id != FIRST + 1]
-    strategy.exchange(Broadcast(PlayRequest(2, 2, Estimate(np.zeros(2), np.eye(2))), None))
+    exchange(2)
     assert sorted(strategy.channel.contributions) == [FIRST, FIRST + 2]
 
 
 def test_replies_of_a_later_try_outvote_a_false_claim():
     """First only the lying node's reply arrives; then the other replies outvote it."""
-    chosen = settings(quorum=0.75)
-    grid, tries = LyingGrid(chosen, (FIRST, PARTITIONS, 5), list), itertools.count()
+    chosen, tries = settings(quorum=0.75), itertools.count()
 
     def shuffle(replies):
         is_first = next(tries) == 0
         return [r for r in replies if not is_first or r.metadata.src_node_id == FIRST]
 
-    grid.shuffle = shuffle
-    strategy = make_strategy(chosen, History(chosen.horizon))
-    strategy.channel.connect(grid)
-    strategy.exchange(Broadcast(PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), None))
+    strategy, exchange = exchanging(LyingGrid(chosen, (FIRST, PARTITIONS, 5), shuffle), chosen)
+    exchange(1)
     assert sorted(strategy.channel.contributions) == [FIRST + 1, FIRST + 2, FIRST + 3]
     assert rejected(strategy.history) == {f"node {FIRST}: num-partitions=5, but other nodes have 4"}
 
@@ -277,7 +276,7 @@ def meet(known, claims, order, connected):
     devices.restore({"counted": {}, "duels": 0, "nodes": known})
     for node in order:
         if known.get(node) != claims[node]:
-            assert devices.check(node, introduction(claims[node]), 1, FIRST_PLAY) is None
+            assert devices.check(node, introduction(claims[node])) is None
     return devices.disputes(connected), devices.state()["nodes"]
 
 

@@ -1,6 +1,7 @@
 """Bounds on uploads: honest uploads pass, invalid ones are rejected."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fldb_flower.federation.exchange import Broadcast, Upload
 from fldb_flower.federation.plausibility import implausible
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat, from_nested
-from fldb_flower.wire.codec import decode_upload, encode_upload
+from fldb_flower.wire import decode_upload
 
 property_test = settings(deadline=None, derandomize=True, max_examples=150)
 
@@ -25,28 +26,12 @@ def mu(z):
 
 
 def summed(theta, x, y, *, scope="fresh", fresh=None):
-    """Return the upload of a node with these duels."""
-    fresh = x if fresh is None else fresh
-    gradient, hessian = preference.derivatives(theta, x, y)
-    upload = Upload(
-        len(x),
-        np.asarray(gradient),
-        preference.gram(fresh),
-        np.asarray(hessian),
-        float(preference.loss(theta, x, y)),
-        (),
-    )
-    return upload, Broadcast(None, theta, scope=scope, hessian=True, loss=True)
-
-
-def answers(how, theta, x, rng):
-    z = x @ theta
-    return {
-        "drawn": (rng.random(len(x)) < preference.logistic(z)).astype(float),
-        "expected": (z > 0).astype(float),
-        "contrary": (z <= 0).astype(float),  # the largest residuals
-        "ties": np.full(len(x), 0.5),
-    }[how]
+    """Return the uploads of one node with these duels, and the broadcast."""
+    gradient, hessian = map(np.asarray, preference.derivatives(theta, x, y))
+    information = preference.gram(x if fresh is None else fresh)
+    loss = float(preference.loss(theta, x, y))
+    upload = Upload(len(x), gradient, information, hessian, loss)
+    return [upload], Broadcast(None, theta, scope=scope, hessian=True, loss=True)
 
 
 # --- valid uploads -------------------------------------------------------------------------
@@ -81,17 +66,16 @@ def test_honest_uploads_are_never_refused(  # noqa: PLR0917
         x[n // 2 :] = -x[: n - n // 2]
     x, theta = x * units, loudness * rng.standard_normal(d) / units
     longest = np.linalg.norm(x, axis=1).max(initial=0.0) if knows_length else math.inf
-    y = answers(how, theta, x, rng)
-    assert implausible(*lists(summed(theta, x, y)), longest or 1.0) == [""]
-    fresh = x[: n // 3]
-    assert implausible(*lists(summed(theta, x, y, scope="all", fresh=fresh)), longest or 1.0) == [
-        ""
-    ]
-
-
-def lists(pair):
-    upload, broadcast = pair
-    return [upload], broadcast
+    z = x @ theta
+    y = {
+        "drawn": (rng.random(n) < preference.logistic(z)).astype(float),
+        "expected": (z > 0).astype(float),
+        "contrary": (z <= 0).astype(float),  # the largest residuals
+        "ties": np.full(n, 0.5),
+    }[how]
+    for scope, fresh in (("fresh", x), ("all", x[: n // 3])):
+        pair = summed(theta, x, y, scope=scope, fresh=fresh)
+        assert implausible(*pair, longest or 1.0) == [""]
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -103,14 +87,14 @@ def test_a_million_honest_duels_are_not_refused(scale, spread):
     longest = float(np.linalg.norm(x, axis=1).max())
     for theta in (np.zeros(4), rng.standard_normal(4) / scale, 50 * rng.standard_normal(4) / scale):
         pair = summed(theta, x, (x @ theta <= 0).astype(float))
-        assert implausible(*lists(pair), longest) == [""]
+        assert implausible(*pair, longest) == [""]
 
 
 def test_uploads_are_checked_independently():
     rng = np.random.default_rng(3)
     theta = rng.standard_normal(3)
     pairs = [summed(theta, x, np.ones(len(x))) for x in map(rng.standard_normal, [(5, 3)] * 6)]
-    uploads = [upload for upload, _ in pairs]
+    uploads = [upload for (upload,), _ in pairs]
     uploads[1] = uploads[1]._replace(gradient=100 * uploads[1].gradient)
     uploads[4] = uploads[4]._replace(information=-uploads[4].information)
     reasons = implausible(uploads, pairs[0][1])
@@ -130,7 +114,8 @@ def some(n=6, seed=0):
     arms = rng.standard_normal((2, n, D))
     arms /= np.linalg.norm(arms, axis=-1, keepdims=True)
     x = arms[0] - arms[1]
-    return summed(THETA, x, (rng.random(n) < mu(x @ THETA)).astype(float))
+    (upload,), broadcast = summed(THETA, x, (rng.random(n) < mu(x @ THETA)).astype(float))
+    return upload, broadcast
 
 
 def changed(**changes):
@@ -174,23 +159,21 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", LIES)
-def test_a_false_upload_is_refused_with_a_reason(name, seed):
-    import re
-
+def test_a_false_upload_is_refused_with_a_reason(name):
     lie, reason = LIES[name]
-    upload, broadcast = some(seed=seed)
-    assert implausible([upload], broadcast, 2.0) == [""]
-    (message,) = implausible([lie(upload)], broadcast, 2.0)
-    assert re.match(reason, message), message
+    for seed in range(5):
+        upload, broadcast = some(seed=seed)
+        assert implausible([upload], broadcast, 2.0) == [""]
+        (message,) = implausible([lie(upload)], broadcast, 2.0)
+        assert re.match(reason, message), message
 
 
 @pytest.mark.parametrize("longest", [2.0, math.inf])
 def test_a_gradient_outside_of_the_duels_directions_is_refused(longest):
     """Two duels in a plane; the gradient has a small component along the normal."""
     x = np.array([[1.0, 0, 0], [0, 1.0, 0]])
-    upload, broadcast = summed(THETA, x, np.array([1.0, 0.0]))
+    (upload,), broadcast = summed(THETA, x, np.array([1.0, 0.0]))
     for size in (1.0, 1e-2, 1e-3):
         lie = upload._replace(gradient=upload.gradient + np.array([0, 0, size]))
         (message,) = implausible([lie], broadcast, longest)
@@ -203,7 +186,7 @@ def test_false_values_of_a_feature_in_other_units_are_detected(scale):
     units = np.array([1.0, scale, scale**2])
     rng = np.random.default_rng(0)
     x = units * rng.standard_normal((8, 3))
-    upload, broadcast = summed(np.zeros(3), x, np.ones(8))
+    (upload,), broadcast = summed(np.zeros(3), x, np.ones(8))
     assert implausible([upload], broadcast) == [""]
     for place in range(3):
         gradient = upload.gradient.copy()
@@ -218,7 +201,7 @@ def test_over_all_duels_only_lengths_are_known():
     rng = np.random.default_rng(4)
     x, theta = rng.standard_normal((30, D)), rng.standard_normal(D)
     longest = float(np.linalg.norm(x, axis=1).max())
-    upload, broadcast = summed(theta, x, np.ones(30), scope="all", fresh=x[:2])
+    (upload,), broadcast = summed(theta, x, np.ones(30), scope="all", fresh=x[:2])
     assert implausible([upload], broadcast, longest) == [""]
     farthest = np.linalg.norm(theta) * longest
     edges = {
@@ -235,7 +218,7 @@ def test_over_all_duels_only_lengths_are_known():
 
 
 def test_without_duels_everything_is_zero():
-    upload, broadcast = summed(THETA, np.zeros((0, D)), np.zeros(0))
+    (upload,), broadcast = summed(THETA, np.zeros((0, D)), np.zeros(0))
     assert implausible([upload], broadcast) == implausible([upload], broadcast, 2.0) == [""]
     for name in ("gradient", "information", "hessian", "loss"):
         lie = upload._replace(**{name: getattr(upload, name) + 1e-300})
@@ -245,7 +228,7 @@ def test_without_duels_everything_is_zero():
 def test_bounds_for_one_duel():
     """W = x x^T and theta determine |z|, and so the largest gradient and the smallest Hessian."""
     x = np.array([[1.0, 2.0, -1.0]])
-    upload, broadcast = summed(THETA, x, np.zeros(1) if x[0] @ THETA > 0 else np.ones(1))
+    (upload,), broadcast = summed(THETA, x, np.zeros(1) if x[0] @ THETA > 0 else np.ones(1))
     assert implausible([upload], broadcast) == [""]
     assert implausible([upload._replace(hessian=0.999 * upload.hessian)], broadcast) != [""]
     assert implausible([upload._replace(gradient=1.001 * upload.gradient)], broadcast) != [""]
@@ -263,21 +246,12 @@ finite = st.floats(-1e153, 1e153) | st.sampled_from([0.0, -0.0, 5e-324, 1e-160, 
     scope=st.sampled_from(["fresh", "all"]),
     longest=st.sampled_from([1e-9, 2.0, math.inf]),
 )
-@example(numbers=[1e153] * 16, n=1, theta=[1e153] * 3, scope="fresh", longest=2.0)
+@example([1e153] * 16, 1, [1e153] * 3, "fresh", 2.0)
 @example(  # a difference of matrices is NaN
-    numbers=[0.0] * 5 + [5.078874068175891e16, 3.539550519920586e138] + [0.0] * 9,
-    n=0,
-    theta=[0.0, 1.0, -1e153],
-    scope="fresh",
-    longest=1e-9,
+    [0.0] * 5 + [5.078874068175891e16, 3.539550519920586e138] + [0.0] * 9,
+    *(0, [0.0, 1.0, -1e153], "fresh", 1e-9),
 )
-@example(
-    numbers=[0.0] * 3 + [0.0, 1e153, 0, 0, 0, 0] + [0.0] * 7,
-    n=1,
-    theta=[0.0] * 3,
-    scope="fresh",
-    longest=math.inf,
-)
+@example([0.0] * 4 + [1e153] + [0.0] * 11, 1, [0.0] * 3, "fresh", math.inf)
 def test_the_check_handles_any_decoded_upload(  # noqa: PLR0917
     form, numbers, n, theta, scope, longest
 ):
@@ -373,9 +347,8 @@ def test_the_bound_on_the_step_length(d, n, seed):
 )
 def test_the_bound_on_the_distance_of_synthetic_arms(d, agents, horizon, arms):
     """The chi-squared tail times the number of pairs is below 1e-9, but not much smaller."""
-    chosen = from_nested(
-        {"num_agents": agents, "horizon": horizon, "num_arms": arms, "dimension": d}, "a test"
-    )
+    sizes = {"num_agents": agents, "horizon": horizon, "num_arms": arms, "dimension": d}
+    chosen = from_nested(sizes, "a test")
     longest = max_difference(chosen)
     pairs = agents * horizon * arms * (arms - 1) / 2
     assert 1e-16 < pairs * stats.chi2.sf(longest**2 / 2, d) < 1e-9
@@ -394,16 +367,7 @@ def test_the_longest_difference_in_each_environment(ratings, register_world):
     assert max_difference(from_flat(devices, "a test")) == math.inf
     assert max_difference(from_flat({**devices, "max-difference": 3.0}, "a test")) == 3.0
     world = {"environment": {"name": register_world(lambda settings, agents: None)}}
-    assert (
-        max_difference(from_nested(world, "a test")) == math.inf
-    )  # an environment without a bound
-
-
-def test_the_check_does_not_depend_on_the_encoding():
-    upload, broadcast = some()
-    vector = encode_upload(upload, broadcast)
-    back = decode_upload(vector, upload.num_duels, broadcast, Form(D))
-    assert implausible([back], broadcast, 2.0) == [""]
+    assert max_difference(from_nested(world, "a test")) == math.inf  # it has no bound
 
 
 def test_the_limit_on_a_person_is_a_weight_of_its_duels():

@@ -8,11 +8,10 @@ import pytest
 
 import common
 import exchange
-import liars
-import limits
 import measured
 import personal
 import refits
+import robust
 import secure
 import table as tables
 from fldb_flower.bandit.estimate import VARIANCES
@@ -129,10 +128,10 @@ def test_an_exchange_of_secure_sums_by_hand(monkeypatch):
 
 def test_a_dishonest_device_of_secure_sums(monkeypatch):
     """Without a lie, the run is that of the engine; a longer lie does more harm."""
-    monkeypatch.setitem(liars.COMMON, "horizon", 30)
-    found = [liars.regret((liars.Case(12, 50.0, lie), 0)) for lie in liars.LIES]
+    monkeypatch.setitem(robust.SECURE, "horizon", 30)
+    found = [robust.regret(robust.SecureCase(12, 50.0, lie), 0) for lie in robust.LIES]
     privacy = {"epsilon": 50.0, "parties": 2, "clip": 3.0}
-    values = {**liars.COMMON, "num_agents": 12, "seed": 0, "privacy": privacy}
+    values = {**robust.SECURE, "num_agents": 12, "seed": 0, "privacy": privacy}
     history = History(30)
     vectorized.run(from_nested(values, "a test"), history)
     assert found[0] == round(history.regret, 4)
@@ -140,7 +139,7 @@ def test_a_dishonest_device_of_secure_sums(monkeypatch):
     settings = from_nested(values, "a test")
     deviation = math.sqrt(2.0) * ReleasePlan(settings).multiplier
     shortened = 12 + deviation * (math.sqrt(5 + 15 + 15 + 1) + 8.0)
-    assert liars.longest_lie(settings) == pytest.approx(min(shortened, 12 + 80.0 * deviation))
+    assert robust.longest_lie(settings) == pytest.approx(min(shortened, 12 + 80.0 * deviation))
 
 
 @pytest.mark.exhaustive
@@ -159,33 +158,3 @@ def test_costs_of_an_exchange_and_its_reference():
     for whole, agents, bare in zip(costs["exchange"], costs["agents"], costs["bare"], strict=True):
         assert 0.0 < agents < whole
         assert bare > 0.0
-
-
-def test_bare_messages_have_the_bytes_of_fldb_ogd(monkeypatch):
-    """theta_hat, theta_sync and W: 2 x 3 + 6 numbers; the reply, g and W_new: 3 + 6 numbers."""
-    sizes = []
-
-    def deliver(self, message):
-        reply = original(self, message)
-        contents = [message.content, reply.content]
-        sizes.append([len(each["arrays"]["0"].data) - 128 for each in contents])
-        return reply
-
-    original = exchange.BareGrid.deliver
-    monkeypatch.setattr(exchange.BareGrid, "deliver", deliver)
-    values = {"dimension": 3, "engine": {"name": "inprocess", "num_nodes": 2}, "num_agents": 2}
-    exchange.bare_exchanges(from_nested(values, "a test"), exchanges=2)
-    assert sizes == [[8 * 12, 8 * 9]] * 4
-
-
-def test_a_goal_is_reached_up_to_its_ratio(monkeypatch):
-    sources = ["small_runs", "sweep_jobs", "memory.cost_of_agents", "exchange.limits"]
-    sources += ["shards_on_ray", "refits.limits", "deployment.limits"]
-    for number, source in enumerate(sources, start=1):
-        row = {"figure": source, "ratio": number / 4, "goal": 1.0, "more": "of this section"}
-        monkeypatch.setattr(f"limits.{source}", lambda *_, row=row: [row])
-    table = limits.limits()
-    assert set(table["figure"]) == set(sources)
-    assert dict(zip(table["figure"], table["reached"], strict=True)) == {
-        source: number <= 4 for number, source in enumerate(sources, start=1)
-    }

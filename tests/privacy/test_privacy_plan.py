@@ -19,18 +19,18 @@ from clients.vault import VaultConfig
 from clients.vault.vault import MOST_OF_LIMIT
 from fldb_flower.privacy.discrete import LEAST_SCALE
 from fldb_flower.privacy.plan import ReleasePlan, openings_of
-from fldb_flower.secure.report import COST, KINDS
+from fldb_flower.secure.protocol import COST, KINDS
 from fldb_flower.settings import from_flat, from_nested
 
 DELTA = 1e-6
 ALGORITHMS = ("fldb_ons", "fldb_ogd", "fldb_personal")
 SCHEDULES = [
-    pytest.param("periodic", 1, 20, id="periodic-1"),
-    pytest.param("periodic", 3, 23, id="periodic-3"),  # does not divide the horizon
-    pytest.param("periodic", 50, 23, id="periodic-50"),  # longer than the run
-    pytest.param("geometric", 1.5, 500, id="geometric-1.5"),
-    pytest.param("geometric", 1.01, 60, id="geometric-1.01"),  # nearly every iteration
-    pytest.param("geometric", 4.0, 10_000, id="geometric-4"),
+    ("periodic", 1, 20),
+    ("periodic", 3, 23),  # does not divide the horizon
+    ("periodic", 50, 23),  # longer than the run
+    ("geometric", 1.5, 500),
+    ("geometric", 1.01, 60),  # nearly every iteration
+    ("geometric", 4.0, 10_000),
 ]
 
 
@@ -73,30 +73,22 @@ def epsilon_by_formula(multiplier, releases):
     return optimize.brentq(lambda epsilon: delta_at(epsilon, z) - DELTA, 0.0, 1e3)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize(("name", "step", "horizon"), SCHEDULES)
-def test_openings_follow_from_the_schedule(name, step, horizon, algorithm):
-    settings = make_settings(name, step, horizon, algorithm=algorithm)
-    assert openings_of(settings) == len(ends_of_rounds(name, step, horizon))
-
-
-@pytest.mark.parametrize("unit", ["answer", "person"])
-@pytest.mark.parametrize(("name", "step", "horizon"), SCHEDULES)
-def test_the_plan_equals_the_formula(name, step, horizon, unit):
+def test_the_plan_equals_the_formula():
     """After each opening. Together they cost what was promised, and no more."""
-    plan = ReleasePlan(make_settings(name, step, horizon, privacy__unit=unit))
-    planned = len(ends_of_rounds(name, step, horizon))
-    assert plan.planned == planned
-    for opening in {0, 1, planned // 2, planned - 1, planned}:
-        releases = min(opening, 1) if unit == "answer" else opening
-        expected = epsilon_by_formula(plan.multiplier, releases)
-        assert plan.spent(opening) == pytest.approx(expected, rel=3e-3, abs=1e-6)
-        assert plan.spent(opening) >= expected * (1.0 - 1e-6)  # rounded up, not down
-    assert 2.99 < plan.spent(planned) <= 3.0
-
-
-def test_what_exceeds_the_plan_is_not_hidden():
-    """Nothing is released beyond the plan; but if it were, the plan would have the whole cost."""
+    for schedule in SCHEDULES:
+        planned = len(ends_of_rounds(*schedule))
+        for algorithm in ALGORITHMS:
+            assert openings_of(make_settings(*schedule, algorithm=algorithm)) == planned
+        for unit in ("answer", "person"):
+            plan = ReleasePlan(make_settings(*schedule, privacy__unit=unit))
+            assert plan.planned == planned
+            for opening in {0, 1, planned // 2, planned - 1, planned}:
+                releases = min(opening, 1) if unit == "answer" else opening
+                expected = epsilon_by_formula(plan.multiplier, releases)
+                assert plan.spent(opening) == pytest.approx(expected, rel=3e-3, abs=1e-6)
+                assert plan.spent(opening) >= expected * (1.0 - 1e-6)  # rounded up, not down
+            assert 2.99 < plan.spent(planned) <= 3.0
+    # Nothing is released beyond the plan; but if it were, the plan would have the whole cost.
     plan = ReleasePlan(make_settings("periodic", 5, 20))
     expected = epsilon_by_formula(plan.multiplier, 4 * plan.planned)
     assert expected > 6.0
@@ -114,38 +106,9 @@ def table(header):
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def number(cell):
-    return float(cell.removesuffix("%"))
-
-
 def multiplier_by_formula(epsilon, releases=1):
     z = optimize.brentq(lambda z: delta_at(epsilon, z) - DELTA, 0.1, 1e3)
     return z * math.sqrt(releases)
-
-
-def test_the_page_has_the_multipliers():
-    for words, *cells in table("rounds"):
-        releases = int(words.split(",")[0])
-        for epsilon, cell in zip((1.0, 3.0, 8.0), cells, strict=True):
-            assert number(cell) == pytest.approx(multiplier_by_formula(epsilon, releases), rel=5e-3)
-
-
-def test_the_page_has_the_share_of_right_guesses():
-    """Of two lists of answers the distance is twice that of a list and none."""
-    shares = []
-    for epsilon, right in table("epsilon | right guesses, at most"):
-        distance = 1 / multiplier_by_formula(float(epsilon))
-        assert number(right) == pytest.approx(100 * stats.norm.cdf(distance), abs=0.5)
-        shares.append(round(100 * stats.norm.cdf(distance / 2)))
-    first, second, third = shares
-    page_has(f"in at most {first}%, {second}% and {third}% of the cases")
-
-
-def test_the_page_has_the_cost_of_several_periods():
-    for epsilon, *cells in table("epsilon per period"):
-        multiplier = multiplier_by_formula(float(epsilon))
-        for periods, cell in zip((1, 2, 4, 12), cells, strict=True):
-            assert number(cell) == pytest.approx(epsilon_by_formula(multiplier, periods), rel=5e-3)
 
 
 def page_has(*words):
@@ -154,13 +117,27 @@ def page_has(*words):
         assert each in text
 
 
-def test_the_page_has_the_cost_of_a_replaced_unit():
-    """Half of the multiplier is four times the cost."""
+def test_the_page_has_the_multipliers_and_what_epsilon_means():
+    for words, *cells in table("rounds"):
+        releases = int(words.split(",")[0])
+        for epsilon, cell in zip((1.0, 3.0, 8.0), cells, strict=True):
+            assert float(cell) == pytest.approx(multiplier_by_formula(epsilon, releases), rel=5e-3)
+    for epsilon, *cells in table("epsilon per period"):
+        multiplier = multiplier_by_formula(float(epsilon))
+        for periods, cell in zip((1, 2, 4, 12), cells, strict=True):
+            assert float(cell) == pytest.approx(epsilon_by_formula(multiplier, periods), rel=5e-3)
+    shares = []
+    for epsilon, right in table("epsilon | right guesses, at most"):
+        # Of two lists of answers the distance is twice that of a list and none.
+        distance = 1 / multiplier_by_formula(float(epsilon))
+        share = float(right.removesuffix("%"))
+        assert share == pytest.approx(100 * stats.norm.cdf(distance), abs=0.5)
+        shares.append(round(100 * stats.norm.cdf(distance / 2)))
+    first, second, third = shares
+    page_has(f"in at most {first}%, {second}% and {third}% of the cases")
+    # A replaced unit: half of the multiplier is four times the cost.
     one, three, eight = (epsilon_by_formula(multiplier_by_formula(e), 4) for e in (1.0, 3.0, 8.0))
     page_has(f"{one:.2f} instead of 1, {three:.2f} instead of 3, and {eight:.1f} instead of 8")
-
-
-def test_the_page_has_the_advantage_of_an_attacker():
     bound = (math.e - 1 + 2 * DELTA) / (math.e + 1)
     exact = 2 * stats.norm.cdf(0.5 / multiplier_by_formula(1.0)) - 1
     page_has(f"(e^epsilon + 1)` = {bound:.2f}", f"(true minus false positive rate) is {exact:.2f}")

@@ -7,16 +7,13 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import fldb_flower as fldb
 import measured
-import pictures
-import privacy as benchmark
 from fldb_flower.bandit import policies
 from fldb_flower.bandit.limits import factors, weights_of
 from fldb_flower.federation.history import History
-from fldb_flower.privacy import usefulness
+from fldb_flower.privacy.plan import AGENTS, EPSILONS, FACTORS, cautions, regret_factor
 from fldb_flower.settings import from_nested
 from simulations.engines import vectorized
 
@@ -48,27 +45,23 @@ def is_at_most(less, more):
     return difference.mean() > -2.0 * difference.std(ddof=1) / math.sqrt(len(difference))
 
 
-@pytest.mark.parametrize("unit", ["answer", "person"])
-def test_regret_does_not_grow_with_epsilon(unit):
-    low, middle, high = (regrets(**private(epsilon, unit)) for epsilon in (0.1, 3.0, 1000.0))
-    assert is_at_most(middle, low)
-    assert is_at_most(high, middle)
-    assert high.mean() < 0.6 * low.mean()
-
-
-def test_fldb_ogd_is_stable_with_much_noise():
+def test_regret_does_not_grow_with_epsilon():
+    for unit in ("answer", "person"):
+        low, middle, high = (regrets(**private(epsilon, unit)) for epsilon in (0.1, 3.0, 1000.0))
+        assert is_at_most(middle, low)
+        assert is_at_most(high, middle)
+        assert high.mean() < 0.6 * low.mean()
     assert np.isfinite(regrets(**private(0.01, algorithm="fldb_ogd"))).all()
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 1.0, 100.0])
-def test_fldb_personal_is_not_worse_than_agents_alone(epsilon):
+def test_fldb_personal_is_not_worse_than_agents_alone():
     alone = regrets(algorithm="alone", schedule={})
-    shared = regrets(**private(epsilon, algorithm="fldb_personal"))
-    assert is_at_most(shared, alone)
-    if epsilon == 100.0:
-        assert shared.mean() < 0.7 * alone.mean()
-        # Nearly without noise, privacy costs little.
-        assert shared.mean() < 1.25 * regrets(algorithm="fldb_personal").mean()
+    for epsilon in (0.01, 1.0, 100.0):
+        shared = regrets(**private(epsilon, algorithm="fldb_personal"))
+        assert is_at_most(shared, alone)
+    assert shared.mean() < 0.7 * alone.mean()
+    # Nearly without noise, privacy costs little.
+    assert shared.mean() < 1.25 * regrets(algorithm="fldb_personal").mean()
 
 
 def test_typical_log_losses_are_those_of_a_simulation(monkeypatch):
@@ -99,53 +92,50 @@ def test_the_factors_are_those_of_the_benchmark():
         for row in rows
         if (row["algorithm"], row["dimension"], row["parties"]) == ("fldb_ons", 5, 1)
     }
-    for unit, table in usefulness.FACTORS.items():
-        for size, row in zip(usefulness.AGENTS, table, strict=True):
-            for epsilon, factor in zip(usefulness.EPSILONS, row, strict=True):
+    for unit, table in FACTORS.items():
+        for size, row in zip(AGENTS, table, strict=True):
+            for epsilon, factor in zip(EPSILONS, row, strict=True):
                 expected = mean[size, unit, epsilon] / mean[size, "none", "none"]
                 assert factor == pytest.approx(expected, rel=0.01)
-                assert usefulness.regret_factor(unit, epsilon, size) == pytest.approx(factor)
+                assert regret_factor(unit, epsilon, size) == pytest.approx(factor)
 
 
 def test_factors_between_measured_values_are_interpolated():
-    low, high = usefulness.FACTORS["person"][1][1], usefulness.FACTORS["person"][2][1]
-    between = usefulness.regret_factor("person", 3.0, round(math.sqrt(100 * 300)))
+    low, high = FACTORS["person"][1][1], FACTORS["person"][2][1]
+    between = regret_factor("person", 3.0, round(math.sqrt(100 * 300)))
     assert between == pytest.approx(math.sqrt(low * high), rel=0.01)
-    assert usefulness.regret_factor("answer", 100.0, 10**6) == usefulness.FACTORS["answer"][-1][2]
+    assert regret_factor("answer", 100.0, 10**6) == FACTORS["answer"][-1][2]
     # Beyond them, only the product of epsilon and N matters.
-    assert usefulness.regret_factor("person", 80.0, 30) == usefulness.FACTORS["person"][2][2]
-    assert usefulness.regret_factor("person", 0.1, 1000) == usefulness.FACTORS["person"][1][0]
-    assert usefulness.regret_factor("answer", 0.01, 30) == usefulness.FACTORS["answer"][0][0]
+    assert regret_factor("person", 80.0, 30) == FACTORS["person"][2][2]
+    assert regret_factor("person", 0.1, 1000) == FACTORS["person"][1][0]
+    assert regret_factor("answer", 0.01, 30) == FACTORS["answer"][0][0]
 
 
-@pytest.mark.parametrize(
-    ("unit", "epsilon", "enough", "too_few"),
-    [("answer", 1.0, 300, 200), ("answer", 3.0, 100, 50), ("person", 3.0, 1000, 300),
-     ("person", 8.0, 300, 200)],
-)  # fmt: skip
-def test_a_run_with_too_few_agents_warns(unit, epsilon, enough, too_few):
+def warning(**values):
+    """Return the warning of a run, or nothing."""
+    return "".join(cautions(from_nested(values, "a test")))
+
+
+def test_a_run_with_too_few_agents_warns():
     """The numbers of agents from which noise costs at most a quarter of the regret."""
-    for number in (enough, too_few):
-        values = {"num_agents": number, "schedule": {"name": "geometric"}}
-        settings = from_nested({**private(epsilon, unit), **values}, "a test")
-        line = usefulness.warning(settings)
-        assert bool(line) == (number == too_few)
-    assert re.search(r"about 1\.[2-9] times the regret without noise, or more; more agents", line)
-    assert ("privacy.unit=answer" in line.partition(";")[2]) == (unit == "person")
-
-
-@pytest.mark.parametrize(("unit", "warns"), [("person", True), ("answer", False)])
-def test_many_rounds_need_more_agents(unit, warns):
-    """A person is in all 500 rounds: the noise is sqrt(500 / 16) = 5.6 times that of the table."""
-    values = {**private(3.0, unit), "num_agents": 1000, "horizon": 500, "tau": 1}
-    line = usefulness.warning(from_nested(values, "a test"))
-    assert bool(line) == warns
-    if warns:
-        expected = usefulness.regret_factor(unit, 3.0, round(1000 / math.sqrt(500 / 16)))
-        assert f"about {expected:.1f} times" in line
-        assert "fewer rounds (schedule=geometric), more agents" in line
-    geometric = {**values, "schedule": {"name": "geometric"}}
-    assert not usefulness.warning(from_nested(geometric, "a test"))
+    geometric = {"schedule": {"name": "geometric"}}
+    for unit, epsilon, enough, too_few in (
+        ("answer", 1.0, 300, 200), ("answer", 3.0, 100, 50), ("person", 3.0, 1000, 300),
+        ("person", 8.0, 300, 200),
+    ):  # fmt: skip
+        values = {**private(epsilon, unit), **geometric}
+        assert not warning(**values, num_agents=enough)
+        line = warning(**values, num_agents=too_few)
+        assert re.search(r"about 1\.[2-9] times the regret without noise, or more; more agen", line)
+        assert ("privacy.unit=answer" in line.partition(";")[2]) == (unit == "person")
+    # A person is in all 500 rounds: the noise is sqrt(500 / 16) = 5.6 times that of the table.
+    many = {"num_agents": 1000, "horizon": 500, "tau": 1}
+    line = warning(**private(3.0), **many)
+    expected = regret_factor("person", 3.0, round(1000 / math.sqrt(500 / 16)))
+    assert f"about {expected:.1f} times" in line
+    assert "fewer rounds (schedule=geometric), more agents" in line
+    assert not warning(**private(3.0, "answer"), **many)
+    assert not warning(num_agents=2)
 
 
 @pytest.mark.parametrize("call", [fldb.run, partial(fldb.sweep, progress=False)])
@@ -162,47 +152,7 @@ def test_runs_from_python_warn(call):
     assert {each.filename for each in found} == {__file__}
 
 
-def test_no_warning_without_noise():
-    settings = from_nested({"num_agents": 2}, "a test")
-    assert not usefulness.warning(settings)
-    assert not usefulness.weak_delta(settings, 10**9)
-
-
-@pytest.mark.parametrize(("people", "warns"), [(999, False), (1000, True), (10**5, True)])
-def test_a_delta_of_one_person_warns(people, warns):
-    settings = from_nested({**private(3.0, "person"), "privacy": {"epsilon": 3, "delta": 1e-3}}, "")
-    assert (f"1 / {people}" in usefulness.weak_delta(settings, people)) == warns
-
-
-# --- the benchmark
-
-
-def test_the_cases_of_the_benchmark_have_valid_settings():
-    cases = list(benchmark.cases())
-    assert len(cases) == len(set(cases))
-    for case in cases:
-        settings = benchmark.settings_of(case, 0)
-        assert settings.num_agents == case.num_agents
-        assert settings.is_private == (case.epsilon != "none")
-
-
-def test_the_panels_of_the_figure_have_the_noise_of_their_parties():
-    """Means by hand, of rows that begin with the panel: answer, then person with two parties."""
-    rows = [
-        {**case._asdict(), "regret": [value, value + 2.0]}
-        for value, case in enumerate(benchmark.cases(), 10)
-        if (case.algorithm, case.dimension, case.num_agents) == ("fldb_ons", 5, 100)
-    ]
-    figure = Figure()
-    pictures.draw_privacy(figure, rows)
-    drawn = [list(axes.lines[0].get_ydata()) for axes in figure.axes]
-    plain, *noisy = [row["regret"][0] + 1.0 for row in rows]
-    assert [len(rows), len(noisy)] == [10, 9]  # answer, person and person with two parties
-    assert drawn == [[*noisy[:3], plain], [*noisy[6:], plain]]
-
-
-def test_the_figure_is_drawn_from_the_result_file(tmp_path):
-    content = measured.load()["privacy"]
-    pictures.draw("privacy", content, tmp_path)
-    (path,) = tmp_path.iterdir()
-    assert path.read_bytes().startswith(b"\x89PNG")
+def test_a_delta_of_one_person_warns():
+    for people, warns in ((999, False), (1000, True), (10**5, True)):
+        values = {**private(3.0), "privacy": {"epsilon": 3, "delta": 1e-3}, "num_agents": people}
+        assert (f"1 / {people}" in warning(**values)) == warns

@@ -1,5 +1,6 @@
 """Sensitivities: brute force over answers and people never exceeds the bounds, and attains them."""
 
+import itertools
 import math
 
 import numpy as np
@@ -13,10 +14,15 @@ from fldb_flower.bandit.limits import factors, units_of
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import PrivacyError
-from fldb_flower.federation.contributions import limited_statistics, sizes_and_weights
-from fldb_flower.federation.exchange import Broadcast, PlayRequest, statistics
+from fldb_flower.federation.exchange import (
+    Broadcast,
+    PlayRequest,
+    limited_statistics,
+    sizes_and_weights,
+    statistics,
+)
 from fldb_flower.linalg.linear import Form
-from fldb_flower.privacy.sensitivities import largest_square, release_of
+from fldb_flower.privacy.mechanism import largest_square, noise_per_unit
 from fldb_flower.settings import from_nested
 
 property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=100)
@@ -44,7 +50,7 @@ def scaled(upload, noise):
 
 def contribution(request, settings, differences, preferences, form=None):
     """Return the norm of what duels contribute, in units of the noise for multiplier 1."""
-    noise, form = release_of(request, settings).noise(), form or Form(D)
+    noise, form = noise_per_unit(request, settings), form or Form(D)
     if settings.privacy.unit == "person":
         units = units_of(*sizes_and_weights(request, settings))
         upload = limited_statistics(request, differences, preferences, 1, form, units=units)
@@ -86,26 +92,23 @@ def test_no_duels_contribute_more_than_the_bound(theta, duels, clip, hessian, ki
         assert contribution(request, settings, *parts, form) <= 1.0
 
 
-@pytest.mark.parametrize("hessian", [False, True])
-@pytest.mark.parametrize("beta_scale", ["auto", 1.0])
-@pytest.mark.parametrize("length", [0.0, 0.05, 0.3, 4.0])
 @pytest.mark.parametrize("form", [Form(D), Form(D, is_diagonal=True)], ids=["full", "diagonal"])
-def test_the_worst_answer_attains_the_bound(hessian, beta_scale, length, form):
+def test_the_worst_answer_attains_the_bound(form):
     """A difference of length L along a coordinate, with every logit that theta allows."""
-    clip = 2.5
-    name = "diagonal" if form.is_diagonal else "full"
-    settings = make_settings(
-        privacy={"unit": "answer", "clip": clip}, beta_scale=beta_scale, matrix_form=name
-    )
+    clip, name = 2.5, "diagonal" if form.is_diagonal else "full"
     difference = np.array([[clip, 0.0, 0.0]])
-    found = 0.0
-    for angle in np.linspace(0.0, math.pi, 301):
-        theta = length * np.array([math.cos(angle), math.sin(angle), 0.0])
-        request = Broadcast(PlayRequest(1, 1), theta, hessian=hessian)
-        for answer in (0.0, 1.0):
-            norm = contribution(request, settings, difference, np.array([answer]), form)
-            found = max(found, norm)
-    assert 0.9995 < found <= 1.0
+    lengths = (0.0, 0.05, 0.3, 4.0)
+    for hessian, scale, length in itertools.product((False, True), ("auto", 1.0), lengths):
+        privacy = {"unit": "answer", "clip": clip}
+        settings = make_settings(privacy=privacy, beta_scale=scale, matrix_form=name)
+        found = 0.0
+        for angle in np.linspace(0.0, math.pi, 301):
+            theta = length * np.array([math.cos(angle), math.sin(angle), 0.0])
+            request = Broadcast(PlayRequest(1, 1), theta, hessian=hessian)
+            for answer in (0.0, 1.0):
+                norm = contribution(request, settings, difference, np.array([answer]), form)
+                found = max(found, norm)
+        assert 0.9995 < found <= 1.0
 
 
 def test_a_person_attains_the_bound_and_stays_below_it_with_small_duels():
@@ -127,7 +130,7 @@ def test_the_standard_deviations_worked_by_hand():
     The largest norm of (sqrt(2/3) g / 2, sqrt(1/3) W / 4) is sqrt(1/6 + 1/3).
     """
     settings = make_settings(privacy={"unit": "answer", "clip": 2.0})
-    noise = release_of(Broadcast(PlayRequest(1, 1), np.zeros(D)), settings).noise()
+    noise = noise_per_unit(Broadcast(PlayRequest(1, 1), np.zeros(D)), settings)
     assert noise.gradient == pytest.approx(math.sqrt(1 / 2) * 2 * math.sqrt(3 / 2))
     assert noise.information == pytest.approx(math.sqrt(1 / 2) * 4 * math.sqrt(3))
     assert set(noise[2:]) == {0.0}
@@ -136,7 +139,7 @@ def test_the_standard_deviations_worked_by_hand():
 def test_a_part_that_selection_does_not_use_takes_little_of_the_noise():
     request = Broadcast(PlayRequest(2, 2), np.full(D, 9.0), hessian=True)
     curvature, theory = (
-        release_of(request, make_settings(privacy={"unit": "answer"}, beta_scale=scale)).noise()
+        noise_per_unit(request, make_settings(privacy={"unit": "answer"}, beta_scale=scale))
         for scale in ("auto", 1.0)
     )
     assert curvature.hessian < 0.9 * theory.hessian
@@ -153,19 +156,20 @@ def test_the_closed_form_is_the_maximum_over_a_grid(gradient, hessian, residual)
 
 
 def test_what_has_no_known_sensitivity_is_refused():
-    for request in (
-        Broadcast(None, np.zeros(D)),
-        Broadcast(PlayRequest(1, 1), np.zeros(D), scope="all"),
+    zero = np.zeros(D)
+    for request, words in (
+        (Broadcast(None, zero), "asks again about duels"),
+        (Broadcast(PlayRequest(1, 1), zero, scope="all"), "asks again about duels"),
+        (Broadcast(PlayRequest(6, 5), zero), "request to play iterations"),
+        (Broadcast(PlayRequest(0, 1), zero), "request to play iterations"),
+        (Broadcast(PlayRequest(1, 1), zero, loss=True), "a loss is requested"),
     ):
-        with pytest.raises(PrivacyError, match=r"asks again about duels"):
-            release_of(request, make_settings())
-    for iterations in ((6, 5), (0, 1)):
-        with pytest.raises(PrivacyError, match=r"request to play iterations"):
-            release_of(Broadcast(PlayRequest(*iterations), np.zeros(D)), make_settings())
+        with pytest.raises(PrivacyError, match=words):
+            noise_per_unit(request, make_settings())
     tiny = make_settings(**PERSONAL, privacy={"clip": 1e-99})
     zeros = np.zeros((D, D)), np.zeros(D)
     with pytest.raises(PrivacyError, match=r"size of precision is 0: privacy.clip=1e-99"):
-        release_of(request_of(tiny, (1, 1), *zeros, 1e150), tiny)  # M <= I / v is 0 in float64
+        noise_per_unit(request_of(tiny, (1, 1), *zeros, 1e150), tiny)  # M <= I / v is 0 in float64
 
 
 def test_what_is_not_a_number_is_not_within_the_limit():
@@ -178,12 +182,9 @@ def test_what_is_not_a_number_is_not_within_the_limit():
 
 def request_of(settings, iterations, precision, shift, variance):
     prior = CommonPrior(precision, shift, variance, 0.0)
-    return Broadcast(
-        PlayRequest(*iterations, prior),
-        None,
-        shares=True,
-        lowest_variance=max(variance, settings.privacy.min_variance),
-    )
+    lowest = max(variance, settings.privacy.min_variance)
+    play = PlayRequest(*iterations, prior)
+    return Broadcast(play, None, shares=True, lowest_variance=lowest)
 
 
 def play(policy, request, rounds, settings):
@@ -199,12 +200,11 @@ def play(policy, request, rounds, settings):
     return change
 
 
-def norms(change, noise):
-    return {
-        "precision": np.linalg.norm(change.precision) / noise.precision,
-        "shift": np.linalg.norm(change.shift) / noise.shift,
-        "losses": np.linalg.norm(change.losses) / noise.losses,
-    }
+def norm(change, noise):
+    parts = ("precision", "shift", "losses")
+    return math.hypot(
+        *(np.linalg.norm(getattr(change, part)) / getattr(noise, part) for part in parts)
+    )
 
 
 duel = st.tuples(vectors.map(lambda v: 3 * v), st.sampled_from([0.0, 0.5, 1.0]))
@@ -225,9 +225,9 @@ def test_no_person_changes_its_share_by_more_than_the_bound(rounds, variance, pu
         first, last = last + 1, last + len(duels)
         precision = 10.0 * number * np.eye(D)
         request = request_of(settings, (first, last), precision, np.full(D, pull), variance)
-        noise = release_of(request, settings).noise()
+        noise = noise_per_unit(request, settings)
         change = play(policy, request, duels, settings)
-        assert math.hypot(*norms(change, noise).values()) <= 1.0
+        assert norm(change, noise) <= 1.0
         assert change.squares == pytest.approx(len(duels) * settings.clip**2)  # public
         assert change.members == (number == 0)
 
@@ -240,8 +240,7 @@ def test_a_person_with_long_duels_attains_the_bound():
         first, last = last + 1, last + len(duels)
         request = request_of(settings, (first, last), np.zeros((D, D)), np.zeros(D), 0.1)
         change = play(policy, request, duels, settings)
-        found = norms(change, release_of(request, settings).noise())
-        assert math.hypot(*found.values()) == pytest.approx(1.0, abs=1e-6)
+        assert norm(change, noise_per_unit(request, settings)) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_higher_limit_of_v_needs_less_noise():
@@ -249,7 +248,7 @@ def test_a_higher_limit_of_v_needs_less_noise():
     for least in (0.1, 0.4):
         settings = make_settings(**PERSONAL, privacy={"min_variance": least})
         request = request_of(settings, (1, 5), np.zeros((D, D)), np.zeros(D), 0.01)
-        noises.append(release_of(request, settings).noise())
+        noises.append(noise_per_unit(request, settings))
     assert noises[0].precision > noises[1].precision
     assert noises[0].shift > noises[1].shift
     assert noises[0].losses == noises[1].losses

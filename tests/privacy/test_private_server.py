@@ -14,7 +14,7 @@ from clients.uploads import UploadMaker
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.privacy.sensitivities import release_of
+from fldb_flower.privacy.mechanism import noise_per_unit
 from fldb_flower.settings import from_flat
 
 pytest.importorskip("opendp", reason="needs the privacy extra")
@@ -63,7 +63,7 @@ def test_the_rounds_of_a_private_federation_are_those_of_all_its_runs(tmp_path):
 
 def test_a_device_limits_its_upload(tmp_path):
     """The scaled length of (g, W, H) is at most 1, whatever the answers."""
-    settings = from_flat({**from_devices(PLAIN)}, "a test")
+    settings = from_flat({**BASE, **PLAIN}, "a test")
     with DuelStore(tmp_path / "duels.db") as store:
         for difference in np.random.default_rng(3).uniform(-9.0, 9.0, (20, 3)):
             proposal = store.propose(difference, np.nan, expire_after=60.0)
@@ -72,26 +72,19 @@ def test_a_device_limits_its_upload(tmp_path):
         estimate = Estimate(np.zeros(3), np.eye(3))
         request = Broadcast(PlayRequest(2, 2, estimate), np.array([1.0, 0.0, -1.0]), hessian=True)
         upload, _ = UploadMaker(store, settings).upload(request, 0, end)
-    unit = release_of(request, settings).noise()
+    unit = noise_per_unit(request, settings)
     parts = {name: getattr(upload, name) for name in ("gradient", "information", "hessian")}
     square = sum(float((part**2).sum()) / getattr(unit, name) ** 2 for name, part in parts.items())
     assert square == pytest.approx(1.0, rel=1e-6)
     assert upload.num_duels == 20
 
 
-def from_devices(changes):
-    return {**BASE, **changes}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_what_devices_need_is_one_line():
+    for changes, words in (
         ({"devices-rounds": 0}, r"devices\.rounds=0"),
         ({"max-difference": "auto"}, "privacy.clip"),
         ({"privacy-unit": "answer"}, "privacy.unit"),
-    ],
-)
-def test_what_devices_need_is_one_line(changes, words):
-    with pytest.raises(SettingsError, match=words) as raised:
-        from_flat(from_devices({**PLAIN, **changes}), "a test")
-    assert "\n" not in str(raised.value)
+    ):
+        with pytest.raises(SettingsError, match=words) as raised:
+            from_flat({**BASE, **PLAIN, **changes}, "a test")
+        assert "\n" not in str(raised.value)

@@ -115,9 +115,10 @@ ALGORITHMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_run_killed_after_any_round_resumes_to_the_same_bytes(tmp_path, algorithm):
-    values = dict(ALGORITHMS[algorithm])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "movielens"])
+def test_a_run_killed_after_any_round_resumes_to_the_same_bytes(tmp_path, algorithm, ratings):
+    world = {"environment__name": "movielens", "environment__path": str(ratings())}
+    values = dict(ALGORITHMS.get(algorithm, world))
     if "lbfgs" in algorithm:
         pytest.importorskip("torch")
         values["horizon"] = 10
@@ -163,14 +164,6 @@ def test_repeated_interruptions(world, kills):
         assert results(cut) == results(whole)
 
 
-def test_movielens_resumes_too(tmp_path, ratings):
-    world = {"environment__name": "movielens", "environment__path": str(ratings())}
-    run(settings(**world), tmp_path / "whole")
-    assert kill_at(tmp_path / "cut", settings(**world), 5)
-    run(settings(**world, resume=True), tmp_path / "cut")
-    assert results(tmp_path / "cut") == results(tmp_path / "whole")
-
-
 def test_settings_with_the_same_results_identify_the_same_run():
     def own(**values):
         return identity(settings(**values))
@@ -191,36 +184,34 @@ def test_settings_with_the_same_results_identify_the_same_run():
 # --- the state of agents ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"algorithm": "fldb_gd"}, {"algorithm": "ldb", "selection": "colstim"},
-     {"algorithm": "random"}, {"selection": "thompson"}],
-    ids=str,
-)  # fmt: skip
-def test_a_saved_state_of_a_group_is_not_changed_by_later_rounds(values):
+def test_a_saved_state_of_a_group_is_not_changed_by_later_rounds():
     """Playing twice from the same restored state gives the same regret."""
-    group = AgentGroup(settings(**values), range(5))
+    for values in (
+        {"algorithm": "fldb_gd"}, {"algorithm": "ldb", "selection": "colstim"},
+        {"algorithm": "random"}, {"selection": "thompson"},
+    ):  # fmt: skip
+        group = AgentGroup(settings(**values), range(5))
 
-    def play(first, last):
-        return group.answer(
-            Broadcast(PlayRequest(first, last, Estimate(np.zeros(3), np.eye(3))), None), first - 1
-        )
+        def play(first, last, group=group):
+            request = PlayRequest(first, last, Estimate(np.zeros(3), np.eye(3)))
+            return group.answer(Broadcast(request, None), first - 1)
 
-    play(1, 3)
-    state = group.state()
-    before = {name: array.copy() for name, array in state.items()}
-    once = play(4, 4).outcomes[0].sums
-    for name, array in before.items():
-        np.testing.assert_array_equal(state[name], array, err_msg=name)
-    group.restore(state)
-    np.testing.assert_array_equal(play(4, 4).outcomes[0].sums, once)
+        play(1, 3)
+        state = group.state()
+        before = {name: array.copy() for name, array in state.items()}
+        once = play(4, 4).outcomes[0].sums
+        for name, array in before.items():
+            np.testing.assert_array_equal(state[name], array, err_msg=name)
+        group.restore(state)
+        np.testing.assert_array_equal(play(4, 4).outcomes[0].sums, once)
 
 
 def test_a_restored_history_continues_identically():
     def recorded(history, first, last):
         for t in range(first, last):
             history.count_exchange((t, t), learns=t % 2 == 0)
-            history.count_bytes(3 * t, t)
+            history.uploaded_bytes += 3 * t
+            history.downloaded_bytes += t
             history.add_outcomes(t, 2, [[t + 0.1, 0.5, 2, 2, 1.5]])
             history.add_outcomes(t, 3, np.array([[0.3, 0.7, 3, 1, 1]]))
             history.count_round()
@@ -385,33 +376,32 @@ def content(path):
     return {each.name: each.read_bytes() for each in path.iterdir()}
 
 
-def test_a_damaged_checkpoint_is_refused_until_a_backup_is_restored(cut, tmp_path):
+def test_a_refused_run_leaves_the_checkpoint_of_another_unchanged(cut, tmp_path):
+    another = r"belongs to another run .*'{}' there, .*'{}' here"
+    for values, reason in (
+        ({"seed": 1}, another.format("seed=0", "seed=1")),
+        ({"horizon": 71}, another.format("horizon=70", "horizon=71")),
+        ({"lambda_": 0.5}, "belongs to another run .*lambda='auto'.* there, 'lambda=0.5' here"),
+        ({"resume": False}, "unfinished run: resume=true resumes it"),
+    ):
+        before = content(cut)
+        with pytest.raises((CheckpointError, OutputError), match=reason):
+            run(settings(**{"resume": True, **values}), cut)
+        assert content(cut) == before
+    directory = RunDirectory(cut, settings(resume=True))
+    with pytest.raises(OutputError, match="in use by another run"):
+        run(settings(resume=True), cut)
+    directory.close()
     whole = (cut / "checkpoint.bin").read_bytes()
     (cut / "checkpoint.bin").write_bytes(whole[:-1])
     before = content(cut)
     with pytest.raises(CheckpointError, match="is damaged"):
         run(settings(resume=True), cut)
     assert content(cut) == before
-    (cut / "checkpoint.bin").write_bytes(whole)
+    (cut / "checkpoint.bin").write_bytes(whole)  # a backup
     run(settings(), tmp_path / "whole")
     run(settings(resume=True), cut)
     assert results(cut) == results(tmp_path / "whole")
-
-
-@pytest.mark.parametrize(
-    ("other", "reason"),
-    [
-        ({"seed": 1}, "'seed=0' there, 'seed=1' here"),
-        ({"horizon": 71}, "'horizon=70' there, 'horizon=71' here"),
-        ({"lambda_": 0.5}, "lambda='auto' there, 'lambda=0.5' here"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused_and_left_unchanged(cut, other, reason):
-    before = content(cut)
-    with pytest.raises(CheckpointError, match="belongs to another run") as caught:
-        run(settings(**{**other, "resume": True}), cut)
-    assert reason in str(caught.value).replace('"', "'").replace("''", "'")
-    assert content(cut) == before
 
 
 def test_settings_of_checkpoints_may_change(cut, tmp_path):
@@ -423,13 +413,6 @@ def test_settings_of_checkpoints_may_change(cut, tmp_path):
     assert got[1]["regret.csv"] == expected[1]["regret.csv"]
 
 
-def test_an_unfinished_run_is_not_restarted_by_default(cut):
-    before = content(cut)
-    with pytest.raises(OutputError, match="unfinished run: resume=true resumes it"):
-        run(settings(), cut)
-    assert content(cut) == before
-
-
 def test_without_a_checkpoint_a_run_starts_again(tmp_path):
     run(settings(), tmp_path / "whole")
     assert kill_at(tmp_path / "cut", settings(), 1, before=True)
@@ -438,47 +421,40 @@ def test_without_a_checkpoint_a_run_starts_again(tmp_path):
     assert results(tmp_path / "cut") == results(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-def test_a_finished_run_is_recognised_by_its_settings_on_every_engine(tmp_path, engine):
-    run(settings(engine__name=engine), tmp_path)
-    before = content(tmp_path)
-    (tmp_path / "checkpoint.bin").write_bytes(b"left by a kill between the last two steps")
-    run(settings(engine__name=engine, resume=True, checkpoint_seconds=9.0), tmp_path)
-    assert content(tmp_path) == before
-    with pytest.raises(OutputError, match="holds a run of other settings"):
-        run(settings(engine__name=engine, resume=True, tau=4), tmp_path)
-
-
-def test_a_directory_is_locked_by_one_run(cut):
-    directory = RunDirectory(cut, settings(resume=True))
-    before = content(cut)
-    with pytest.raises(OutputError, match="in use by another run"):
-        run(settings(resume=True), cut)
-    assert content(cut) == before
-    directory.close()
+def test_a_finished_run_is_recognised_by_its_settings_on_every_engine(tmp_path):
+    for engine in ("vectorized", "inprocess"):
+        path = tmp_path / engine
+        run(settings(engine__name=engine), path)
+        before = content(path)
+        (path / "checkpoint.bin").write_bytes(b"left by a kill between the last two steps")
+        run(settings(engine__name=engine, resume=True, checkpoint_seconds=9.0), path)
+        assert content(path) == before
+        with pytest.raises(OutputError, match="holds a run of other settings"):
+            run(settings(engine__name=engine, resume=True, tau=4), path)
 
 
 # --- disks --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["regret.csv", "summary.json"])
-def test_results_that_cannot_be_written_leave_the_checkpoint(tmp_path, monkeypatch, name):
+def test_results_that_cannot_be_written_leave_the_checkpoint(tmp_path, monkeypatch):
     run(settings(), tmp_path / "whole")
     replace = Path.replace
+    for name in ("regret.csv", "summary.json"):
 
-    def failing(self, target):
-        if Path(target).name == name:
-            raise OSError(30, "Read-only file system")
-        return replace(self, target)
+        def failing(self, target, name=name):
+            if Path(target).name == name:
+                raise OSError(30, "Read-only file system")
+            return replace(self, target)
 
-    monkeypatch.setattr(Path, "replace", failing)
-    with pytest.raises(OutputError, match="Read-only file system"):
-        run(settings(), tmp_path / "cut")
-    monkeypatch.undo()
-    assert (tmp_path / "cut" / "checkpoint.bin").exists()
-    assert not (tmp_path / "cut" / "summary.json").exists()
-    run(settings(resume=True), tmp_path / "cut")
-    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+        cut = tmp_path / name
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", failing)
+            with pytest.raises(OutputError, match="Read-only file system"):
+                run(settings(), cut)
+        assert (cut / "checkpoint.bin").exists()
+        assert not (cut / "summary.json").exists()
+        run(settings(resume=True), cut)
+        assert results(cut) == results(tmp_path / "whole")
 
 
 # --- Flower -------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,18 +16,18 @@ import pytest
 import uvicorn
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from starlette.testclient import TestClient
-from test_service import Process
 from vaults import Phone, configure
 
 from clients import relay
 from clients.service import http
-from clients.service.app import Node, create_app
+from clients.service.__main__ import main as service_main
+from clients.service.app import BODIES, Node, create_app, guarded
 from clients.service.catalogue import read_arms
 from clients.service.http import read_token
 from clients.vault import read_config
 from fldb_flower.deployment.processes import free_port
 from fldb_flower.errors import DataError, FederationError, SettingsError
-from fldb_flower.secure.messages import HELLO, REFUSED, Reply, Request
+from fldb_flower.secure.protocol import HELLO, REFUSED, Reply, Request
 from simulations.engines.inprocess import InProcessGrid
 
 ROOT = Path(__file__).parents[2]
@@ -48,18 +46,8 @@ def phone(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def introduced(phone):
-    """The reply to the request ``hello``."""
-    return Reply(HELLO, phone.store.device_id)
-
-
-@pytest.fixture(scope="module")
-def app(phone):
-    return create_app(phone.path, TOKEN, node=Node(phone.config, NODE_TOKEN))
-
-
-@pytest.fixture(scope="module")
-def client(app):
+def client(phone):
+    app = create_app(phone.path, TOKEN, node=Node(phone.config, NODE_TOKEN))
     with TestClient(app, base_url="http://127.0.0.1:8377") as client:
         yield client
 
@@ -67,38 +55,35 @@ def client(app):
 # --- the endpoint ----------------------------------------------------------------------------
 
 
-def test_the_vault_replies_in_bytes(client, introduced):
+REFUSED_REQUESTS = (
+    ("POST", "/node", BINARY, 401), ("POST", "/node", bearer(TOKEN), 401),
+    ("GET", "/node", bearer(NODE_TOKEN), 405),
+    ("POST", "/node", {**bearer(NODE_TOKEN), "Host": "example.org"}, 400),
+    ("POST", "/node", {**bearer(NODE_TOKEN), "Content-Type": "text/plain"}, 415),
+    *((method, path, bearer(NODE_TOKEN), 401) for method, path in (
+        ("GET", "/node/"), ("GET", "/Node"), ("POST", "/duels"),
+        *((method, route.path) for route in guarded.routes for method in route.methods),
+    )),
+)  # fmt: skip
+
+
+def test_each_token_opens_its_own_endpoints_only(client, phone):
     reply = client.post("/node", content=ASKED, headers=bearer(NODE_TOKEN))
-    assert reply.status_code == 200
-    assert reply.headers["content-type"] == "application/octet-stream"
-    assert Reply.from_bytes(reply.content) == introduced
-    assert client.get("/node", headers=bearer(NODE_TOKEN)).status_code == 405
-
-
-def test_each_token_opens_its_own_endpoints_only(client):
-    assert client.post("/node", content=ASKED, headers=BINARY).status_code == 401
-    assert client.post("/node", content=ASKED, headers=bearer(TOKEN)).status_code == 401
-    assert client.get("/status", headers=bearer(TOKEN)).status_code == 200
-    for method, path in (
-        ("GET", "/status"), ("GET", "/weights"), ("GET", "/duels/next"), ("DELETE", "/answers"),
-        ("POST", "/answers"), ("POST", "/duels"), ("GET", "/node/"), ("GET", "/Node"),
-    ):  # fmt: skip
-        reply = client.request(method, path, headers=bearer(NODE_TOKEN), follow_redirects=False)
-        assert reply.status_code == 401, path
-
-
-def test_other_hosts_and_types_of_content_are_refused(client):
-    headers = {**bearer(NODE_TOKEN), "Host": "example.org"}
-    assert client.post("/node", content=ASKED, headers=headers).status_code == 400
-    headers = {**bearer(NODE_TOKEN), "Content-Type": "text/plain"}
-    reply = client.post("/node", content=ASKED, headers=headers)
-    assert reply.status_code == 415
-    assert "application/octet-stream" in reply.json()["detail"]
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "application/octet-stream")
+    assert Reply.from_bytes(reply.content) == Reply(HELLO, phone.store.device_id)
+    status = client.get("/status", headers=bearer(TOKEN)).json()
+    assert status["secure"] is True
+    assert status["privacy"] == {
+        "epsilon": 0.0, "delta": 1e-6, "max_epsilon": 3.0, "days": None, "refused": False,
+    }  # fmt: skip
+    for method, path, headers, code in REFUSED_REQUESTS:
+        reply = client.request(method, path, headers=headers, follow_redirects=False)
+        assert reply.status_code == code, (method, path)
 
 
 def test_requests_may_be_larger_than_those_of_the_page(client, monkeypatch):
     monkeypatch.setattr(http, "MAX_BODY", 100)
-    monkeypatch.setattr(http, "MAX_NODE_BODY", 1000)
+    monkeypatch.setitem(BODIES, "/node", 1000)
     large, larger = b"x" * 1000, b"x" * 1001
     reply = client.post("/node", content=large, headers=bearer(NODE_TOKEN))
     assert Reply.from_bytes(reply.content).kind == REFUSED
@@ -106,14 +91,6 @@ def test_requests_may_be_larger_than_those_of_the_page(client, monkeypatch):
     reply = client.post("/node", content=iter([larger]), headers=bearer(NODE_TOKEN))  # no length
     assert reply.status_code == 413
     assert client.post("/rank", content=b"x" * 101, headers=bearer(TOKEN)).status_code == 413
-
-
-def test_the_status_shows_secure_sums(client):
-    status = client.get("/status", headers=bearer(TOKEN)).json()
-    assert status["secure"] is True
-    assert status["privacy"] == {
-        "epsilon": 0.0, "delta": 1e-6, "max_epsilon": 3.0, "days": None, "refused": False,
-    }  # fmt: skip
 
 
 def test_without_a_vault_nothing_is_at_node(tmp_path):
@@ -125,19 +102,15 @@ def test_without_a_vault_nothing_is_at_node(tmp_path):
             assert "--vault FILE" in reply.json()["detail"]
 
 
-def test_a_vault_that_cannot_begin_closes_the_store(tmp_path):
-    node = Node(read_config(configure(tmp_path)), NODE_TOKEN)
-    (tmp_path / "vault.ledger").write_bytes(b"[]")
-    with pytest.raises(DataError, match=r"vault\.ledger"):
-        create_app(tmp_path / "duels.db", TOKEN, node=node)
-
-
-def test_arms_of_another_dimension_than_that_of_the_vault_are_refused(tmp_path):
+def test_a_vault_that_cannot_begin_is_refused(tmp_path):
     arms = tmp_path / "arms.json"
     arms.write_text('[{"key": "a", "features": [1, 2, 3]}, {"key": "b", "features": [3, 2, 1]}]')
     node = Node(read_config(configure(tmp_path)), NODE_TOKEN)
     with pytest.raises(DataError, match=r"vault\.toml: dimension=2, but the arms have 3"):
         create_app(tmp_path / "duels.db", TOKEN, node=node, catalogue=read_arms(arms))
+    (tmp_path / "vault.ledger").write_bytes(b"[]")
+    with pytest.raises(DataError, match=r"vault\.ledger"):
+        create_app(tmp_path / "duels.db", TOKEN, node=node)
 
 
 def test_the_nodes_token_may_be_readable_by_a_group(tmp_path, capsys):
@@ -243,21 +216,18 @@ def secure(content: bytes) -> RecordDict:
     return RecordDict({"config": ConfigRecord({relay.KEY: content})})
 
 
-def test_the_client_app_is_a_relay(node_config, introduced):
+def test_the_client_app_is_a_relay(node_config, phone):
     reply = ask(node_config, secure(ASKED), secure=True)
-    assert list(reply.content) == ["config"]
-    assert list(reply.content["config"]) == [relay.KEY]
-    assert Reply.from_bytes(reply.content["config"][relay.KEY]) == introduced
+    assert [(key, list(record)) for key, record in reply.content.items()] == [
+        ("config", [relay.KEY])
+    ]
+    expected = Reply(HELLO, phone.store.device_id)
+    assert Reply.from_bytes(reply.content["config"][relay.KEY]) == expected
 
 
-@pytest.fixture
-def answered(phone):
-    phone.answer(([1.0, 2.0], 1.0), ([3.0, 1.0], 1.0))
-
-
-@pytest.mark.usefixtures("answered")
 def test_no_run_gets_an_upload_from_a_device_in_secure_sums(node_config, phone):
     """Whatever the run says: secure or not, with a plain broadcast or a secure request."""
+    phone.answer(([1.0, 2.0], 1.0), ([3.0, 1.0], 1.0))
     plain = RecordDict({"arrays": ArrayRecord([np.zeros(2)]), "config": ConfigRecord({"first": 1})})
     store = str(phone.path)
     for config, content, run, words in (
@@ -276,41 +246,13 @@ def test_no_run_gets_an_upload_from_a_device_in_secure_sums(node_config, phone):
 # --- the command ------------------------------------------------------------------------------
 
 
-def serve(*options: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "clients.service", "--port", "0", *map(str, options)]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-
-
-@pytest.mark.slow
 def test_the_command_reports_a_wrong_vault(tmp_path):
-    store = tmp_path / "duels.db"
     file = configure(tmp_path / "device", max_epsilon=0)
-    for options, words in (
-        (["--vault", file], "vault.toml: max_epsilon=0: must be"),
-        (["--vault", tmp_path / "none.toml"], "cannot read"),
-        (["--node-token-file", tmp_path / "token"], "--node-token-file needs --vault"),
+    for option, path, words in (
+        ("--vault", file, "vault.toml: max_epsilon=0: must be"),
+        ("--vault", tmp_path / "none.toml", "cannot read .*none.toml: No such file"),
+        ("--node-token-file", tmp_path / "token", "--node-token-file needs --vault"),
     ):
-        done = serve("--store", store, *options)
-        assert done.returncode == 1
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("error: ")
-        assert words in line
-
-
-@pytest.mark.slow
-def test_the_command_serves_the_vault(tmp_path):
-    options = ["--vault", str(configure(tmp_path / "device"))]
-    process = Process(tmp_path / "duels.db", *options)
-    try:
-        token = tmp_path / "duels.db.node-token"
-        assert stat.S_IMODE(token.stat().st_mode) == 0o600
-        url = f"http://127.0.0.1:{process.port}"
-        config = {"service-url": url, "node-token-file": str(token)}
-        reply = relay.ask_vault(ASKED, config, 7)
-        assert Reply.from_bytes(reply).kind == HELLO
-        with process.client() as client:
-            assert client.get("/status").json()["secure"] is True
-            assert token.read_text().strip() not in process.printed
-    finally:
-        status, stderr = process.stop()
-    assert (status, stderr) == (143, "stopped\n")
+        with pytest.raises(SystemExit, match=f"^error: .*{words}") as ended:
+            service_main(["--store", str(tmp_path / "duels.db"), "--port", "0", option, str(path)])
+        assert str(ended.value).isprintable()

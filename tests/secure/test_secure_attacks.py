@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import ndtr
-from secure_federation import RUN, FakeHelper, Link, ServerAlone, no_noise
+from secure_federation import RUN, Link, QuietHelper, ServerAlone, no_noise
 from vaults import (
     SIGNER,
     Clock,
@@ -35,32 +35,30 @@ from vaults import (
     settings_of,
 )
 
-from fldb_flower.errors import FederationError, RoundAbandonedError
+from clients.uploads import UploadMaker
+from fldb_flower.errors import FederationError, OutputError, RoundAbandonedError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.privacy.accounting import largest_mu
 from fldb_flower.privacy.discrete import discrete_gaussian
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.secure import report as reports
-from fldb_flower.secure.messages import (
+from fldb_flower.secure import protocol as reports
+from fldb_flower.secure.protocol import (
+    COST,
     ESTIMATE,
+    KINDS,
     REFUSED,
     REPORT,
+    SCALE,
     Reply,
+    Report,
     Request,
     SumRequest,
-)
-from fldb_flower.secure.report import (
-    COST,
-    KINDS,
-    SCALE,
-    Report,
     integers_of,
     make_report,
-    signed,
 )
 from fldb_flower.secure.statistics import Shared, parts_of, size_of, vector_of
 from fldb_flower.settings import from_flat
-from strategies.noisy_sums import FAR
+from strategies.secure import FAR
 
 PHI = np.array([1.5, -0.5])
 SIMULATIONS = 2000
@@ -195,7 +193,7 @@ def released(link: Link, clock: Clock, integers, multiplier: float, kinds=tuple(
     found = {}
     for kind in kinds:
         answer = link.sums(SumRequest(header, kind, (1,), (report.sealed,)))
-        found[kind] = signed(answer.sums[0] + report.masked).reshape(SIMULATIONS, -1)
+        found[kind] = (answer.sums[0] + report.masked).view(np.int64).reshape(SIMULATIONS, -1)
     return found
 
 
@@ -347,7 +345,7 @@ def test_the_noise_does_not_depend_on_who_is_in_a_sum(tmp_path, clock, exact, fr
     answer = link.sums(SumRequest(header, kind, sizes, sealed))
     assert noise.scales == [5.0 * SCALE * KINDS[kind]] * (header.numbers * len(sizes))
     masked = own.masked if kind == "parts" else sum(each.masked for each in (own, *others))
-    found = signed(answer.sums[0] + masked)
+    found = (answer.sums[0] + masked).view(np.int64)
     assert 0.0 < length(found) <= SCALE
     assert phone.ledger.spent() == pytest.approx(COST / 25.0)
 
@@ -366,7 +364,7 @@ def test_repeated_reports_and_seeds_weigh_once(tmp_path, clock, exact, monkeypat
     answer = link.sums(SumRequest(header, "sum", (len(sealed),), sealed))
     assert answer.refused == (2, *range(3, len(sealed)))
     by_hand = answer.sums[0] + own.masked + one.masked
-    assert 0.0 < length(signed(by_hand)) <= SCALE
+    assert 0.0 < length(by_hand.view(np.int64)) <= SCALE
     parts = link.sums(SumRequest(header, "parts", (1, 1, 2), (own.sealed,) * 2 + sealed[2:4]))
     assert parts.refused == (1, 2)
     assert not parts.sums[1].any()  # the repetition is not in it
@@ -391,12 +389,16 @@ def test_a_number_is_released_once_whatever_is_asked(tmp_path, clock, link):
         request_for(number - 10_000, common(), multiplier=5.0),
         request_for(number, common(), task=bytes(32), multiplier=5.0),
     ]
+    assert phone.ask(replace(first, counted=5)) == reply
     for _ in range(2):
         for request in changed:
             for each in (phone, other):
                 assert each.ask(asked_with(link, request)).kind == REFUSED
+        assert (
+            "with another header: it needs a new" in phone.ask(asked_with(link, changed[0])).reason
+        )
         assert phone.ask(first) == reply
-        assert other.ask(first).kind == REFUSED
+        assert "after an interruption" in other.ask(first).reason
         phone.restart()
         other.restart()
     assert phone.ledger.spent() == pytest.approx(COST / 25.0)
@@ -467,7 +469,7 @@ def test_what_the_server_uses_has_the_noise_of_both_parties(tmp_path, is_hostile
     """And that of the server, if the helper adds none and knows the sum."""
     sampler = only(discrete_gaussian, MULTIPLIER * SCALE)
     link = Link(tmp_path / "helper", Clock(time.time()), sampler)
-    helper = FakeHelper() if is_hostile else link
+    helper = QuietHelper() if is_hostile else link
     vector = noise_of(ServerAlone(sampler, MULTIPLIER, helper, dimension=WIDE), WIDE)
     link.helper.close()
     assert len(vector) == 55_945
@@ -492,7 +494,7 @@ def test_each_value_has_the_noise_of_both_parties(tmp_path):
 def test_a_decision_about_a_sum_has_the_noise_of_the_server():
     """A helper that shifts the trial to the limit learns no exact number from what follows."""
     deviation = math.sqrt(2.0) * 10.0 * MULTIPLIER
-    helper = FakeHelper(round((1.0 + FAR * deviation) * SCALE))
+    helper = QuietHelper(round((1.0 + FAR * deviation) * SCALE))
     server = ServerAlone(discrete_gaussian, MULTIPLIER, helper)
     for _ in range(60):
         with contextlib.suppress(RoundAbandonedError):  # the parts are shifted as well
@@ -518,10 +520,18 @@ def test_worlds_with_the_same_randomness_differ_by_what_noise_covers(
 ):
     """Two persons, and a device without any, get the same requests of a hostile server.
 
-    With the same seeds, the masked numbers differ by the difference of the reports.
+    With the same seeds, the masked numbers differ by the difference of the reports. Statistics of
+    devices with answers fail at random.
     """
     caplog.set_level(logging.CRITICAL)
-    chance = random.Random(7)
+    chance, report, fails = random.Random(7), UploadMaker.report, random.Random(5)
+
+    def failing(self, broadcast, known, new):
+        if len(known.numbers) + len(new.numbers) and fails.random() < 0.2:
+            raise fails.choice([KeyError("x"), ArithmeticError(), MemoryError(), OutputError("x")])
+        return report(self, broadcast, known, new)
+
+    monkeypatch.setattr(UploadMaker, "report", failing)
     phones = [Phone(tmp_path / name, clock, max_epsilon=1000.0) for name in ("a", "b", "none")]
     sent, counts = [], dict.fromkeys((REPORT, ESTIMATE, REFUSED), 0)
     persons, lengths = (random.Random(1), random.Random(2)), []
@@ -551,9 +561,9 @@ def test_worlds_with_the_same_randomness_differ_by_what_noise_covers(
         numbers = Request.from_bytes(content).header.numbers
         one, other, none = (Report.from_bytes(each.report, numbers).masked for each in replies)
         for first, second, most in ((one, none, 1), (other, none, 1), (one, other, 2)):
-            step = [int(each) for each in signed(first - second)]
+            step = [int(each) for each in (first - second).view(np.int64)]
             assert sum(each * each for each in step) <= (most * SCALE) ** 2
-        lengths.append(length(signed(one - other)) / SCALE)
+        lengths.append(length((one - other).view(np.int64)) / SCALE)
     assert min(counts.values()) > requests // 40
     assert max(lengths) > 1.0
     assert len(set(lengths)) > requests // 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import stat
 import threading
@@ -16,12 +15,13 @@ from local_processes import logs_on_failure, processes_of, wait_until
 from reference_ons import derivatives
 from test_deployment import stored
 
-from clients.service.app import guarded
 from clients.store import DuelStore
 from clients.vault.ledger import Journal, LedgerFile
-from fldb_flower.deployment.processes import HOST
-from fldb_flower.secure.canonical import unframed
-from fldb_flower.secure.report import COST, SCALE
+from fldb_flower.secure.protocol import (
+    COST,
+    SCALE,
+    unframed,
+)
 from simulations.local_federation import Device, LocalFederation, Secure
 
 pytest.importorskip("opendp", reason="needs the privacy extra")
@@ -109,7 +109,6 @@ def test_secure_sums_of_real_devices(tmp_path):
                 devices_round_seconds=2.0, devices_at_least=DEVICES, node_wait=20.0,
             )  # fmt: skip
             wait_until(lambda: len(federation.rounds()) >= 2, 300, "round 2")
-            check_tokens(federation.devices[0])
             for device in federation.devices:
                 answer(device, 2, rng)
             federation.devices[0].service.kill()
@@ -203,26 +202,6 @@ def found_words(words: set[bytes], content: bytes) -> list[bytes]:
         here = np.frombuffer(whole, np.uint64)
         found |= {word.tobytes() for word in here[np.isin(here, wanted)]}
     return sorted(found)
-
-
-def check_tokens(device: Device) -> None:
-    """Check that the SuperNode's token opens one endpoint, and the person's token all others."""
-    node = device.node_token.read_text().strip()
-    endpoints = [(method, route.path) for route in guarded.routes for method in route.methods]
-    assert ("POST", "/duels") in endpoints
-    assert ("DELETE", "/answers") in endpoints
-    for method, path in endpoints:
-        assert status_of(device, method, path, node) == 401, path
-    assert status_of(device, "GET", "/status", device.token) == 200
-    assert status_of(device, "POST", "/node", device.token) == 401
-    assert status_of(device, "POST", "/node", node) == 415  # open, but this is no message
-
-
-def status_of(device: Device, method: str, path: str, token: str) -> int:
-    connection = http.client.HTTPConnection(HOST, device.port, timeout=30)
-    with contextlib.closing(connection):
-        connection.request(method, path, headers={"Authorization": f"Bearer {token}"})
-        return connection.getresponse().status
 
 
 def check_relays(federation: LocalFederation, words: set[str]) -> None:

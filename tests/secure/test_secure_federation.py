@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
+import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,19 +13,38 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from secure_federation import CLIP, RUN, SecureFederation, TinyNoise
-from vaults import STEPS, D, Killed, share_by_hand
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import ConfigRecord, RecordDict
+from secure_federation import CLIP, RUN, SecureFederation, ServerAlone, TinyNoise, device
+from vaults import SIGNER, STEPS, D, Killed, common, share_by_hand
 
 from fldb_flower.algorithms.personal import FLDBPersonal
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.bandit.preference import logistic
-from fldb_flower.errors import CheckpointError, FederationError, PrivacyError
-from fldb_flower.federation.exchange import Noise, ShareUpload
+from fldb_flower.errors import (
+    CheckpointError,
+    FederationError,
+    PrivacyError,
+    RoundAbandonedError,
+    SettingsError,
+)
+from fldb_flower.federation.exchange import Broadcast, Noise, ShareUpload, Upload
 from fldb_flower.federation.history import Counts
-from fldb_flower.secure.report import SCALE
+from fldb_flower.secure import KEY
+from fldb_flower.secure.protocol import (
+    ESTIMATE,
+    LEAST_SIGMA,
+    REFUSED,
+    REPORT,
+    SCALE,
+    Reply,
+    make_report,
+)
+from fldb_flower.secure.statistics import size_of, vector_of
 from fldb_flower.settings import from_flat
-from strategies.device_directory import DeviceDirectory
-from strategies.secure import OPENINGS, PlannedExchanges
+from fldb_flower.wire import UploadError
+from strategies.device_rounds import DeviceDirectory
+from strategies.secure import OPENINGS, RECENT, PlannedExchanges
 
 # --- sums ------------------------------------------------------------------------------------
 
@@ -85,27 +106,26 @@ def test_sums_are_those_of_the_answers(tmp_path):
 
 
 def test_sums_of_shares_are_those_of_all_answers(tmp_path):
-    """A device without new answers sends its whole share again."""
+    """A device without new answers sends its whole share again, and no log losses."""
     changes = {"algorithm": "fldb_personal", "personal-ridge": 0.1, "privacy-epsilon": 100.0}
     with SecureFederation(tmp_path, **changes) as federation, federation.serving() as server:
         grid = federation.grid
         nodes = list(grid.contexts)
         grid.absent = {nodes[2]}
         federation.answer(count=4)
-        for number in range(4):
+        for number in range(5):
             if number == 2:
                 grid.absent = set()
-            federation.answer(0, count=2)  # not 1
+            if number < 4:
+                federation.answer(0, count=2)  # not 1
             assert federation.round(server), federation.lines
             broadcast, upload = federation.sums[-1]
             prior = broadcast.play.estimate
             if number > 0:
                 assert np.linalg.eigvalsh(prior.precision).min() > 0.01
+            variance = max(prior.variance, 0.001)
             parts = [
-                share_by_hand(
-                    phone.given, prior.precision, prior.shift,
-                    max(prior.variance, 0.001), CLIP,
-                )
+                share_by_hand(phone.given, prior.precision, prior.shift, variance, CLIP)
                 for node, phone in grid.phones.items() if node not in grid.absent
             ]  # fmt: skip
             units = federation.units
@@ -114,25 +134,14 @@ def test_sums_of_shares_are_those_of_all_answers(tmp_path):
                 got = getattr(upload, name)
                 assert abs(right).max() > 0.1
                 np.testing.assert_allclose(got, right, atol=1e-5 + 9.0 * units[name] / SCALE)
-            assert upload.losses.max() > 0.0
+            assert upload.losses.any() == (number < 4)
+            assert upload.members == {0: 2.0, 2: 1.0}.get(number, 0.0)
+            assert upload.squares == pytest.approx(CLIP**2 * upload.num_duels)
             assert upload.coverage == 1.0
         federation.answer(0, count=1)
         grid.absent = set(nodes[1:])
         assert federation.round(server)
         assert federation.sums[-1][1].coverage == pytest.approx(1.0 / 3.0)
-
-
-def test_without_new_answers_the_log_losses_are_zero(tmp_path):
-    """And shares are not: each answer is predicted once."""
-    changes = {"algorithm": "fldb_personal"}
-    with SecureFederation(tmp_path, **changes) as federation, federation.serving() as server:
-        federation.answer(count=4)
-        assert federation.round(server)
-        assert federation.round(server)
-        first, second = (upload for _, upload in federation.sums)
-        assert first.losses.max() > 0.0
-        assert not second.losses.any()
-        assert np.linalg.eigvalsh(second.precision).min() > 0.1
 
 
 # --- exactly once ----------------------------------------------------------------------------
@@ -218,6 +227,24 @@ def test_each_answer_counts_once_whatever_is_lost_or_killed(first):
         assert any(text in line for line in lines)
 
 
+def test_a_device_that_was_restored_is_counted_once(tmp_path):
+    with SecureFederation(tmp_path) as federation, federation.serving() as server:
+        phone, copy = federation.phones[0], tmp_path / "copy.db"
+        federation.answer()
+        phone.store.backup(copy)
+        assert federation.round(server), federation.lines
+        phone.store.close()
+        for path in phone.folder.glob("duels.db*"):
+            path.unlink()
+        shutil.copy(copy, phone.path)
+        phone.start()
+        assert federation.round(server), federation.lines
+        assert federation.sums[-1][1].num_duels == 0
+        federation.answer(0)
+        assert federation.round(server), federation.lines
+        federation.check_once(server)
+
+
 # --- the helper is down ----------------------------------------------------------------------
 
 
@@ -283,8 +310,11 @@ def test_a_helper_with_another_signing_key_opens_nothing(tmp_path):
 
 
 def test_no_more_exchanges_than_planned_also_over_restarts(tmp_path):
-    """Of four exchanges, one fails and two are of servers that are killed; one round is counted."""
+    """Of four exchanges, one is counted, one fails and two are of servers that are killed."""
     with SecureFederation(tmp_path, **{"devices-rounds": 4}) as federation:
+        federation.answer(count=1)
+        with federation.serving() as server:
+            assert federation.round(server)
         federation.answer(count=1)
         federation.helper.fault = lambda _kind: "gone"
         with federation.serving() as server:
@@ -295,9 +325,7 @@ def test_no_more_exchanges_than_planned_also_over_restarts(tmp_path):
                 federation.round(server)
         federation.helper.fault = lambda _kind: "none"
         with federation.serving() as server:
-            assert federation.round(server)
-            assert server.strategy.history.openings == 4
-            federation.answer(count=1)
+            assert server.strategy.history.openings == 4  # and 1 in the checkpoint
             for _ in range(2):
                 with pytest.raises(PrivacyError, match=r"privacy\.epsilon=3 is spent: .* 4 sums"):
                     federation.round(server)
@@ -478,3 +506,156 @@ def test_no_number_is_used_again_with_a_clock_that_was_set_back(tmp_path):
         again.spend(100_000)  # nothing is counted
     assert again.spend(500_000) == 900_001
     directory.close()
+
+
+# --- the server alone -------------------------------------------------------------------------
+
+Z = 20.0  # noise multiplier
+ASKED = common((0.5, -0.5))
+
+
+def some_upload(seed: int) -> Upload:
+    draw = np.random.default_rng(seed)
+    rows = draw.normal(size=(4, D)) / 4.0
+    return Upload(4, draw.normal(size=D) / 4.0, rows.T @ rows, rows.T @ rows / 8.0, None, ())
+
+
+def test_the_server_adds_noise_of_the_same_size_to_each_answer():
+    """Before it asks the helper; the upload has the noise of both, in the unit of each part."""
+    order, scales = [], []
+
+    def noise(asked):
+        order.append("noise")
+        scales.append(asked)
+        return np.full(asked.shape, 3 * SCALE)
+
+    server = ServerAlone(noise)
+    ask = server.helper.sums
+    server.helper.sums = lambda request: (order.append("helper"), ask(request))[1]
+    total = server.exchange(ASKED, [some_upload(1)])
+    assert order == ["noise", "helper"] * 2
+    assert [set(each.ravel()) for each in scales] == [{10 * Z * SCALE}, {Z * SCALE}]
+    expected = some_upload(1).gradient + 3 * server.units["gradient"]
+    np.testing.assert_allclose(total.gradient, expected, atol=1e-6)
+    for part, unit in server.units.items():
+        assert getattr(total.noise, part) == pytest.approx(math.sqrt(2.0) * Z * unit, rel=1e-9)
+
+
+def test_a_report_far_out_of_range_is_left_out_and_not_counted(caplog):
+    server = ServerAlone()
+    lie = np.full(size_of(ASKED, server.form), 10**6 * SCALE)
+    honest = [some_upload(seed) for seed in range(4)]
+    total = server.exchange(ASKED, [*honest, lie])
+    np.testing.assert_allclose(total.gradient, sum(u.gradient for u in honest), atol=1e-7)
+    assert set(server.nodes.counted) == {device(node) for node in range(1, 5)}
+    assert [request.kind for request in server.helper.asked] == ["trial", "parts", "sum"]
+    assert "out of range" in caplog.text
+
+
+def test_a_sum_is_shortened_to_the_length_that_so_many_reports_can_have():
+    server = ServerAlone()
+    size = size_of(ASKED, server.form)
+    within = int((1.0 + 8.0 * math.sqrt(2.0) * 10.0 * Z - 1.0) * SCALE)  # of the trial
+    total = server.exchange(ASKED, [np.full(size, within)])
+    longest = 1.0 + math.sqrt(2.0) * Z * (math.sqrt(size) + 8.0)
+    vector = vector_of(total, ASKED, server.units, server.form)
+    assert np.linalg.norm(vector) == pytest.approx(longest, rel=1e-3)
+
+
+def test_reports_that_the_helper_cannot_open_are_not_in_the_sum():
+    server, stranger = ServerAlone(), X25519PrivateKey.generate()
+    first, second = server.ask(ASKED, [1, 2])
+    integers = np.ones(first.header.numbers, np.int64)
+    good = server.report(1, first, integers)
+    bad = server.report(2, second, integers, stranger.public_key())
+    server.nodes.contributions = {1: good, 2: bad}
+    server.nodes.total()
+    server.nodes.acknowledge()
+    assert set(server.nodes.counted) == {device(1)}
+    assert [len(each.sealed) for each in server.helper.asked] == [2, 1]
+    (second,) = server.ask(ASKED, [2])
+    server.nodes.contributions = {2: server.report(2, second, integers, stranger.public_key())}
+    with pytest.raises(RoundAbandonedError, match="could open no report"):
+        server.nodes.total()
+
+
+def test_the_next_request_names_the_exchange_that_counted_the_report():
+    """If an exchange is given up, nothing is counted, and its number is not used again."""
+    server = ServerAlone()
+    server.exchange(ASKED, [some_upload(1)])
+    first = server.helper.asked[0].header.number
+    for _ in range(2):
+        (request,) = server.ask(ASKED, [1])
+        assert request.counted == first
+    assert server.numbers == sorted(set(server.numbers))
+    assert len(server.numbers) == 3  # the devices are charged for each
+    (estimate,) = server.ask(Broadcast(ASKED.play, None), [1])
+    assert (estimate.kind, estimate.counted) == (ESTIMATE, first)
+
+
+def test_noise_has_a_least_and_a_largest_size():
+    """For very large epsilon, it is larger than needed."""
+    for planned, used in ((0.025, LEAST_SIGMA / SCALE), (0.3, 0.3)):
+        server = ServerAlone(multiplier=planned)
+        server.exchange(ASKED, [some_upload(1)])
+        assert server.helper.asked[0].header.multiplier == pytest.approx(used)
+    words = r"privacy\.epsilon=0\.001 with devices\.rounds=100000000 .* at most 4194304"
+    with pytest.raises(SettingsError, match=words):
+        ServerAlone(multiplier=5e6, **{"privacy-epsilon": 1e-3, "devices-rounds": 10**8})
+
+
+def test_a_reply_for_something_else_is_refused():
+    """One device must not end the run: the others are charged for the exchange."""
+    server = ServerAlone()
+    (request,) = server.ask(ASKED, [1])
+    integers, public = (
+        np.ones(request.header.numbers, np.int64),
+        request.key.verified(SIGNER.public_key(), 0.0),
+    )
+    good = make_report(request.header, integers, public).to_bytes()
+    fields = {"kind": REPORT, "device": device(1), "report": good, "digest": request.header.digest}
+    for changes in ({"digest": bytes(32)}, {"report": good[:-1]}, {"device": "x"}):
+        with pytest.raises(UploadError) as error:
+            server.reply(1, Reply(**{**fields, **changes}))
+        assert not error.value.is_final
+    moved = Reply(**{**fields, "device": device(2)})
+    assert server.reply(1, moved) is None  # it only introduces itself
+    for content in ([0, 0, 0, 0], [1.5], [True], "x", 7, b""):
+        record = RecordDict({"config": ConfigRecord({KEY: content})})
+        with pytest.raises(UploadError, match="not an upload"):
+            server.nodes.check(1, SimpleNamespace(content=record))
+
+
+def test_a_refusal_is_not_asked_again():
+    server = ServerAlone()
+    server.ask(ASKED, [1])
+    with pytest.raises(UploadError, match="budget") as error:
+        server.reply(1, Reply(REFUSED, device(1), reason="the budget is spent"))
+    assert error.value.is_final
+
+
+def test_noise_does_not_raise_the_rate_of_answers():
+    """The count may be below 0 by noise; without clipping, its mean is that of the devices."""
+    noise = np.random.default_rng(5)
+
+    def draw(scales):
+        return np.rint(noise.normal(size=scales.shape) * scales).astype(np.int64)
+
+    rates = []
+    for _ in range(7):
+        server = ServerAlone(draw, multiplier=0.7)
+        for _ in range(100):
+            server.exchange(ASKED, [some_upload(1)._replace(num_duels=10)])
+        rates.append(server.nodes.state()["rate"][0])
+    assert np.median(rates) < 14.0
+
+
+def test_the_rate_of_answers_approaches_that_of_the_devices():
+    server = ServerAlone(multiplier=0.25)  # of Z: too much
+    for _ in range(40):
+        server.exchange(ASKED, [some_upload(seed)._replace(num_duels=40) for seed in range(3)])
+    assert server.nodes.state()["rate"][0] == pytest.approx(40.0, abs=2.0)
+    other, state = ServerAlone(), server.nodes.state()
+    other.nodes.restore(state)
+    assert other.nodes.state() == state
+    assert len(state["recent"]) == RECENT

@@ -24,8 +24,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.linear import Form
 from fldb_flower.settings import from_flat, from_nested
-from fldb_flower.wire.codec import UploadError, decode_upload
-from fldb_flower.wire.records import pack_vector, unpack_vector
+from fldb_flower.wire import UploadError, decode_upload, pack_vector, unpack_vector
 from strategies.devices import DeviceChannel
 from strategies.simulated import SimulatedChannel
 
@@ -71,18 +70,7 @@ def preferred(x, y):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_an_upload_of_one_duel_is_that_duel(tmp_path, seed):
-    x, y = some_duels(1, 4, seed)
-    theta = np.random.default_rng(100 + seed).standard_normal(4)
-    upload = QueriedDevice(tmp_path, x, y, min_duels=1)(theta)
-    values, vectors = np.linalg.eigh(upload.information)  # phi phi^T
-    phi = vectors[:, -1] * math.sqrt(values[-1])
-    residual = upload.gradient @ phi / (phi @ phi)  # mu - y; its sign reveals the answer
-    np.testing.assert_allclose(preferred(phi[None], np.array([residual < 0])), preferred(x, y))
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize(("n", "d"), [(5, 5), (3, 5), (8, 8)])
+@pytest.mark.parametrize(("n", "d"), [(1, 4), (5, 5), (3, 5), (8, 8)])
 def test_with_a_hessian_up_to_d_duels_can_be_read_from_one_upload(tmp_path, n, d, seed):
     """The reason for the default of min-duels-per-upload, 3 d.
 
@@ -234,49 +222,26 @@ def npy(array, **options):
     return buffer.getvalue()
 
 
-def npy_header(text, data=b"", version=b"\x01\x00"):
-    body = text.encode("latin-1") if isinstance(text, str) else text
-    size = len(body).to_bytes(2 if version == b"\x01\x00" else 4, "little")
-    return b"\x93NUMPY" + version + size + body + data
-
-
-def header(descr="'<f8'", order="False", shape="(3,)"):
-    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n"
-
-
+VECTOR = npy(np.zeros(3))
 HOSTILE = {
-    "more than there is": npy_header(header(shape="(1000000000000,)"), b"\0" * 24),
-    "less than there is": npy_header(header(shape="(2,)"), b"\0" * 24),
-    "product overflows": npy_header(header(shape="(4294967296, 4294967296)"), b""),
-    "too long a length": npy_header(header(shape=f"(0, {10**30})"), b""),
-    "negative": npy_header(header(shape="(-3,)"), b"\0" * 24),
-    "negative twice": npy_header(header(shape="(-1, -3)"), b"\0" * 24),
-    "no number": npy_header(header(shape="(3.0,)"), b"\0" * 24),
-    "an expression": npy_header(header(shape="(1+2,)"), b"\0" * 24),
-    "code": npy_header(header(shape="(__import__('os').abort(),)"), b"\0" * 24),
-    "65 axes": npy_header(header(shape="(" + "1, " * 65 + ")"), b"\0" * 8),
+    "more than there is": VECTOR.replace(b"(3,)", b"(9,)"),
+    "less than there is": VECTOR.replace(b"(3,)", b"(2,)"),
+    "too long a length": VECTOR.replace(b"(3,), }" + b" " * 20, b"(1000000000000000000000000,)"),
+    "negative": VECTOR.replace(b"(3,), } ", b"(-3,), }"),
+    "code": VECTOR.replace(b"(3,), }" + b" " * 30, b"(__import__('os').abort(),), }" + b" " * 7),
     "Fortran order": npy(np.asfortranarray(np.ones((2, 3)))),
-    "Fortran order said": npy_header(header(order="True"), b"\0" * 24),
     "objects": npy(np.array([{}, 1], dtype=object), allow_pickle=True),
-    "objects said": npy_header(header(descr="'|O'"), b"\0" * 24),
     "structured": npy(np.zeros(3, dtype=[("a", "<f8"), ("b", "<i4")])),
-    "sub-array": npy_header(header(descr="'(2,)<f8'"), b"\0" * 48),
     "texts": npy(np.array(["a", "bc"])),
-    "bytes": npy(np.array([b"a", b"bc"])),
-    "dates": npy(np.zeros(3, "datetime64[s]")),
     "void": npy(np.zeros(3, "V8")),
-    "float of 3 bytes": npy_header(header(descr="'<f3'"), b"\0" * 9),
-    "not ASCII": npy_header(header(descr="'<f\xb2'"), b"\0" * 24),
-    "nested deeply": npy_header("(" * 60_000 + ")" * 5000, b"\0" * 24),
-    "long": npy_header(header().rstrip() + " " * 60_000 + "x\n", b"\0" * 24),
-    "version 2": npy_header(header(), b"\0" * 24, version=b"\x02\x00"),
-    "version 3": npy_header(header(), b"\0" * 24, version=b"\x03\x00"),
-    "header longer than the file": b"\x93NUMPY\x01\x00\xff\xff" + header().encode(),
-    "twice": npy(np.zeros(3)) * 2,
+    "single": npy(np.zeros(4, np.float32)),
+    "matrix": npy(np.zeros((3, 1))),
+    "version 2": VECTOR.replace(b"NUMPY\1", b"NUMPY\2"),
+    "header longer than the file": VECTOR[:8] + b"\xff\xff" + VECTOR[10:],
+    "twice": VECTOR * 2,
     "pickle": pickle.dumps(np.zeros(3)),
-    "archive": b"PK\x03\x04" + b"\0" * 200,
     "empty": b"",
-    "7 bytes more": npy(np.zeros(3)) + b"\0" * 7,
+    "7 bytes more": VECTOR + b"\0" * 7,
 }
 
 
@@ -306,22 +271,13 @@ def read(record, max_mb=math.inf):
     return None
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_array_is_refused_in_one_line(name, monkeypatch):
-    monkeypatch.setattr(pickle, "loads", lambda *_: pytest.fail("unpickled"))
-    monkeypatch.setattr(pickle, "load", lambda *_: pytest.fail("unpickled"))
-    assert read(record_of(HOSTILE[name])) is None
-    peak = peak_of(read, record_of(HOSTILE[name]))
-    assert peak < 2 * len(HOSTILE[name]) + 2**16
-
-
-@property_test
-@given(data=st.binary(max_size=600), shape=st.lists(st.integers(-3, 10**12), max_size=3))
-@example(npy(np.zeros(0)), [0])
-def test_arbitrary_bytes_are_refused_or_read(data, shape):
-    record = record_of(data, tuple(shape))
-    read(record)
-    assert peak_of(read, record) < 2 * len(data) + 2**16
+def test_a_hostile_array_is_refused_in_one_line(monkeypatch):
+    for name in ("loads", "load"):
+        monkeypatch.setattr(pickle, name, lambda *_: pytest.fail("unpickled"))
+    for content in HOSTILE.values():
+        assert content != VECTOR
+        assert read(record_of(content)) is None
+        assert peak_of(read, record_of(content)) < 2 * len(content) + 2**16
 
 
 @property_test
@@ -348,34 +304,20 @@ def test_a_changed_record_is_refused_or_read_as_by_numpy(kind, shape, changes, c
         np.testing.assert_array_equal(found, expected)
 
 
-def test_reading_does_not_copy():
-    vector = np.zeros(10**6)
-    record = pack_vector(vector)
+def test_reading_does_not_copy_and_the_size_is_limited():
+    record = pack_vector(np.zeros(2**17))  # 1 MiB and a header
     assert peak_of(unpack_vector, record) < 2**16
     assert not unpack_vector(record).flags.writeable
-
-
-def test_a_record_larger_than_the_limit_is_not_read():
-    record = pack_vector(np.zeros(2**17))  # 1 MiB and a header
     assert read(record, 1.0) is None
     with pytest.raises(ValueError, match=r"1 MiB exceed max-message-mb=0\.5"):
         unpack_vector(record, 0.5)
     assert read(record, 1.001).size == 2**17
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        ArrayRecord({}),
-        ArrayRecord([np.zeros(2), np.zeros(2)]),
-        ConfigRecord({"0": "text"}),
-        MetricRecord({"0": 1.0}),
-        None,
-        b"bytes",
-    ],
-)
-def test_a_record_without_exactly_one_array_is_refused(record):
-    assert read(record) is None
+def test_a_record_without_exactly_one_array_is_refused():
+    two, metrics = ArrayRecord([np.zeros(2), np.zeros(2)]), MetricRecord({"0": 1.0})
+    for record in (ArrayRecord({}), two, ConfigRecord({"0": "text"}), metrics, None, b"bytes"):
+        assert read(record) is None
 
 
 def both_kinds():
@@ -384,6 +326,8 @@ def both_kinds():
     chosen = {"mode": "devices", "algorithm": "fldb_ons", "dimension": 2}
     devices = DeviceChannel(from_flat(chosen, "a test"))
     devices.restore({"counted": {}, "duels": 0, "nodes": {"7": "0" * 32}})
+    play = PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2)))
+    nodes.broadcast = devices.broadcast = Broadcast(play, np.zeros(2), hessian=True)
     return nodes, devices
 
 
@@ -397,26 +341,14 @@ config_values = (
 )
 
 
-def as_record(values):
-    try:
-        return ConfigRecord(values)
-    except (TypeError, ValueError):
-        return MetricRecord({})
-
-
-@pytest.mark.parametrize("count", [2**53 + 1, 2**54, 2**63 - 1])
-def test_an_upload_with_too_many_duels_is_refused(count):
+def test_an_upload_with_too_many_duels_is_refused():
     """Broadcasts contain the count as an integer of at most 64 bits."""
     _, devices = both_kinds()
-    content = {
-        "arrays": pack_vector(np.zeros(8)),
-        "config": ConfigRecord({"header": [count, 0, count, 0, 0, 0, 0], "device": "0" * 32}),
-    }
-    broadcast = Broadcast(
-        PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2))), np.zeros(2), hessian=True
-    )
-    with pytest.raises(UploadError, match="a count above 9007199254740992"):
-        devices.check(7, SimpleNamespace(content=RecordDict(content)), 1, broadcast)
+    for count in (2**53 + 1, 2**54, 2**63 - 1):
+        config = ConfigRecord({"header": [count, 0, count, 0, 0, 0, 0], "device": "0" * 32})
+        content = RecordDict({"arrays": pack_vector(np.zeros(8)), "config": config})
+        with pytest.raises(UploadError, match=r"is not a count from 0 to 2\^53"):
+            devices.check(7, SimpleNamespace(content=content))
 
 
 @property_test
@@ -435,19 +367,14 @@ def test_an_upload_with_too_many_duels_is_refused(count):
 @example("numbers", {"header": [0] * 5, "device": "0" * 32}, 8)
 @example("vector", {"header": 5, "device": ["0" * 32]}, 5)
 def test_any_reply_is_an_upload_or_an_upload_error(arrays, config, size):
-    content = RecordDict(
-        {
-            "config": as_record(config),
-            **{
-                "vector": {"arrays": pack_vector(np.zeros(size))},
-                "numbers": {"arrays": MetricRecord({"0": 1.0})},
-                "hostile": {"arrays": record_of(HOSTILE["code"])},
-                "none": {},
-            }[arrays],
-        }
-    )
-    reply = SimpleNamespace(content=content)
-    play = PlayRequest(1, 1, Estimate(np.zeros(2), np.eye(2)))
+    records = {
+        "vector": pack_vector(np.zeros(size)), "numbers": MetricRecord({"0": 1.0}),
+        "hostile": record_of(HOSTILE["code"]),
+    }  # fmt: skip
+    content = {"arrays": records[arrays]} if arrays in records else {}
+    with contextlib.suppress(TypeError, ValueError):  # some values cannot be sent
+        content["config"] = ConfigRecord(config)
+    reply = SimpleNamespace(content=RecordDict(content))
     for nodes in both_kinds():
         with contextlib.suppress(UploadError):
-            nodes.check(7, reply, 0, Broadcast(play, np.zeros(2), hessian=True))
+            nodes.check(7, reply)

@@ -26,9 +26,7 @@ from vaults import (
     Phone,
     common,
     configure,
-    hostile,
     key_of,
-    live,
     opened,
     personal,
     request_for,
@@ -40,13 +38,23 @@ from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore, UndoError
 from clients.uploads import UploadMaker
 from clients.vault import WITHHELD, Vault, read_config
-from clients.vault.ledger import Journal, LedgerFile, day_of
+from clients.vault.ledger import LedgerFile, day_of
 from fldb_flower.bandit.estimate import Estimate
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
-from fldb_flower.secure.canonical import framed, unframed
-from fldb_flower.secure.messages import ESTIMATE, HELLO, REFUSED, REPORT, Reply, Request
-from fldb_flower.secure.report import COST, LEAST_SIGMA, SCALE
+from fldb_flower.secure.protocol import (
+    COST,
+    ESTIMATE,
+    HELLO,
+    LEAST_SIGMA,
+    REFUSED,
+    REPORT,
+    SCALE,
+    Reply,
+    Request,
+    framed,
+    unframed,
+)
 from fldb_flower.secure.statistics import Shared
 
 SOME = ([1.0, 0.5], 1.0), ([-0.25, 2.0], 0.0), ([3.0, 1.0], 0.5)
@@ -111,23 +119,16 @@ def test_a_report_has_the_statistics_and_each_answer_counts_once(phone):
     assert phone.store.counts() == {"open": 0, "answered": 4, "counted": 4}
 
 
-def test_answers_of_a_report_that_was_not_counted_are_sent_again(phone):
+def test_answers_are_sent_until_they_are_counted(phone):
+    """An older or unknown number, for example of a server that was restored, changes nothing."""
     phone.opened(ask_for(phone))
     assert phone.store.sent == 3
     phone.answer(([0.5, -4.0], 0.0))
-    check_numbers(phone.opened(ask_for(phone)), phone.given)
-
-
-def test_what_is_counted_never_goes_back(phone):
-    """An older or unknown number, for example of a server that was restored, changes nothing."""
-    first = ask_for(phone)
-    phone.opened(first)
-    phone.answer(([0.5, -4.0], 0.0))
-    second = ask_for(phone, counted=first.header.number)
-    phone.opened(second)
+    second = ask_for(phone)
+    check_numbers(phone.opened(second), phone.given)
     phone.answer(([0.25, 2.0], 1.0))
     phone.opened(ask_for(phone, counted=second.header.number))
-    for counted in (0, 1, first.header.number, first.header.number - 1):
+    for counted in (0, 1, second.header.number, second.header.number - 1):
         check_numbers(phone.opened(ask_for(phone, counted=counted)), phone.given[4:])
     assert phone.store.acknowledged == 4
 
@@ -138,66 +139,51 @@ def test_differences_are_clipped(tmp_path, clock):
     check_numbers(phone.opened(ask_for(phone)), [([8.0, 0.0], 1.0)])
 
 
-def test_a_longer_vector_is_shortened_to_length_1(phone):
-    units = dict.fromkeys(("gradient", "information", "hessian", "num_duels"), 0.001)
-    integers = phone.opened(ask_for(phone, units=units))
-    right = np.array([float(each) for each in numbers_of(phone.given)])
-    right[[3, 6]] *= math.sqrt(2.0)
-    np.testing.assert_allclose(integers / SCALE, right / np.linalg.norm(right), atol=1e-9)
-    assert SCALE**2 * (1 - 1e-8) < sum(each * each for each in integers.tolist()) <= SCALE**2
-
-
 def test_a_share_is_whole_and_relative_to_the_mean(phone):
     """Its losses are those of new answers; after all answers are deleted it is 0."""
-    settings = settings_of(algorithm="fldb_personal", personal_ridge=0.1)
-    prior = [[3.0, 1.0], [1.0, 4.0]], [0.5, -0.25]
-    broadcast = personal(*prior)
-    first = ask_for(phone, broadcast=broadcast, settings=settings)
-    m, shift = share_by_hand(phone.given, *prior, 0.5)
-    right = [*shift, m[0, 0], m[0, 1] * math.sqrt(2.0), m[1, 1]]
-    values = phone.opened(first) / SCALE * UNIT
-    np.testing.assert_allclose(values[:5], right, atol=1e-5)
-    assert values[5:16].max() > 0.01
-    assert values[16] == 3.0
-    phone.answer(([0.5, -4.0], 0.0))
-    phone.opened(ask_for(phone, broadcast=broadcast, settings=settings))
+    prior, counted = ([[3.0, 1.0], [1.0, 4.0]], [0.5, -0.25]), 0
+
+    def values() -> np.ndarray:
+        settings = settings_of(algorithm="fldb_personal", personal_ridge=0.1)
+        request = ask_for(phone, broadcast=personal(*prior), settings=settings, counted=counted)
+        return phone.opened(request) / SCALE * UNIT
+
+    for answers in (3, 4):
+        found = values()
+        m, shift = share_by_hand(phone.given, *prior, 0.5)
+        right = [*shift, m[0, 0], m[0, 1] * math.sqrt(2.0), m[1, 1]]
+        np.testing.assert_allclose(found[:5], right, atol=1e-5)
+        assert found[5:16].max() > 0.01
+        assert found[16] == answers
+        phone.answer(([0.5, -4.0], 0.0))
+    values()
     counted = phone.clock.ms
-    again = ask_for(phone, broadcast=broadcast, settings=settings, counted=counted)
-    values = phone.opened(again) / SCALE * UNIT
-    m, shift = share_by_hand(phone.given, *prior, 0.5)
-    np.testing.assert_allclose(values[:2], shift, atol=1e-5)
-    assert not values[5:16].any()  # all four are counted
-    assert values[16] == 4.0
+    found = values()
+    assert not found[5:16].any()  # all five are counted
+    assert found[16] == 5.0
     phone.store.forget()
-    assert not phone.opened(ask_for(phone, broadcast=broadcast, settings=settings)).any()
+    assert not values().any()
 
 
-def test_forgotten_answers_are_not_sent_again(phone):
+def test_deleted_answers_are_left_out_and_those_in_a_report_cannot_be_undone(phone):
     first = ask_for(phone)
     reply = phone.ask(first)
-    phone.answer(([0.5, -4.0], 0.0))
-    phone.store.forget()
-    assert phone.ask(first) == reply  # it contains no answer in the clear
-    assert not phone.opened(ask_for(phone)).any()
-    phone.answer(([0.25, 2.0], 1.0))
-    check_numbers(phone.opened(ask_for(phone)), phone.given[4:])
-
-
-def test_pruned_answers_are_left_out(phone):
-    first = ask_for(phone)
-    phone.opened(first)
-    phone.opened(ask_for(phone, counted=first.header.number))
-    phone.answer(([0.5, -4.0], 0.0))
-    assert phone.store.prune(older_than=-1e12) == 3
-    check_numbers(phone.opened(ask_for(phone)), phone.given[3:])
-
-
-def test_an_answer_in_a_report_cannot_be_undone(phone):
     proposal = phone.store.propose(np.array([1.0, 1.0]), np.nan, expire_after=1e9)
     phone.store.record([(proposal.id, 1.0)])
-    phone.opened(ask_for(phone))
+    phone.opened(ask_for(phone, counted=first.header.number))
     with pytest.raises(UndoError, match="part of an upload"):
         phone.store.undo(proposal.id, expire_after=1.0)
+    assert phone.store.prune(older_than=-1e12) == 3  # those that are counted
+    check_numbers(phone.opened(ask_for(phone)), [([1.0, 1.0], 1.0)])
+    phone.store.forget()
+    assert phone.ask(first).kind == REFUSED
+    assert not phone.opened(ask_for(phone)).any()
+    phone.answer(([0.25, 2.0], 1.0))
+    last = ask_for(phone)
+    reply = phone.ask(last)
+    check_numbers(opened(last, reply), phone.given[3:])
+    phone.store.forget()
+    assert phone.ask(last) == reply  # it contains no answer in the clear
 
 
 # --- order of writes -------------------------------------------------------------------------
@@ -262,11 +248,13 @@ def refused_requests(phone) -> dict[str, tuple[Request, str]]:
     good, three = request_for(now), settings_of(dimension=3)
     estimate = Broadcast(common().play, None)
     expired = replace(key_of(), expires=int(START) - 1).sign(SIGNER)
+    low_order = replace(key_of(), public=bytes(32)).sign(SIGNER)
     return {
         "task": (request_for(now, task=bytes(32)), "another federation, helper or dimension"),
         "key": (request_for(now, key=key_of(key=8)), "another key of the helper"),
         "signer": (request_for(now, key=key_of(signer=OTHER)), "not signed by the pinned key"),
         "expired": (request_for(now, key=expired), "expired"),
+        "low order": (request_for(now, key=low_order), "no valid public key"),
         "past": (request_for(now - 86_400_001), "one of them is wrong"),
         "future": (request_for(now + 600_001), "one of them is wrong"),
         "before the ledger": (request_for(phone.ledger.created), "accepts exchanges after"),
@@ -311,11 +299,22 @@ def test_a_refusal_costs_nothing_and_reads_no_answer(phone, events):
     check_numbers(phone.opened(ask_for(phone)), phone.given)
 
 
-def test_garbage_is_refused(phone):
-    """Its kinds are tested in test_secure_messages.py; none is taken for damage of the files."""
+def test_a_damaged_request_is_refused(phone):
+    """And not taken for damage of the files. More kinds are in test_secure_messages.py."""
     content, chance = ask_for(phone).to_bytes(), random.Random(3)
-    damaged = [b"", b"x", content[:-1], content[:40], content + b"\0", b"\xff" * 64]
-    damaged += [chance.randbytes(chance.randrange(300)) for _ in range(50)]
+    damaged = [chance.randbytes(chance.randrange(300)) for _ in range(50)]
+    good = ask_for(phone)
+    good = replace(good, header=replace(good.header, task=bytes(32)))
+    values = (None, True, -1, 2**70, 1e300, 1e-300, "x", "", [], {}, [[]], [1] * 7, [2**60] * 7)
+    fields, _ = unframed(good.broadcast, "it", ("duels", "header", "privacy", "settings", "units"))
+    for part, before in fields.items():
+        changes = [{part: value} for value in values]
+        if isinstance(before, dict):
+            changes += [{part: {**before, name: value}} for name in before for value in values]
+        edits = [edited(good, lambda f, new=new: f.update(new)).to_bytes() for new in changes]
+        replies = [Reply.from_bytes(phone.vault.answer(each)) for each in edits]
+        assert sum("another federation" not in reply.reason for reply in replies) > 5
+        damaged += edits
     for reply in map(Reply.from_bytes, map(phone.vault.answer, damaged)):
         assert reply.kind == REFUSED
         assert reply.reason != WITHHELD
@@ -323,48 +322,6 @@ def test_garbage_is_refused(phone):
     for place in chance.sample(range(len(content)), 300):  # a digit may be another valid one
         changed = content[:place] + chance.randbytes(1) + content[place + 1 :]
         assert Reply.from_bytes(phone.vault.answer(changed)).reason != WITHHELD
-
-
-def test_a_damaged_broadcast_is_refused(phone):
-    good = ask_for(phone)
-    good = replace(good, header=replace(good.header, task=bytes(32)))
-    values = (None, True, -1, 2**70, 1e300, 1e-300, "x", "", [], {}, [[]], [1] * 7, [2**60] * 7)
-    fields, _ = unframed(good.broadcast, "it", ("duels", "header", "privacy", "settings", "units"))
-    for part, before in fields.items():
-        inner = list(before) if isinstance(before, dict) else []
-        edits = [lambda f, p=part, v=value: f.update({p: v}) for value in values]
-        edits += [
-            lambda f, p=part, n=name, v=value: f[p].update({n: v})
-            for name in inner for value in values
-        ]  # fmt: skip
-        replies = [phone.ask(edited(good, edit)) for edit in edits]
-        assert all(reply.kind == REFUSED for reply in replies)
-        assert sum("another federation" not in reply.reason for reply in replies) > 5
-    assert not phone.ledger.days
-
-
-def test_a_number_is_answered_once(phone):
-    """An identical request gets the stored bytes, also after a restart; no other request any."""
-    first = ask_for(phone)
-    reply = phone.ask(first)
-    phone.answer(([0.5, -4.0], 0.0))
-    phone.restart()
-    assert phone.ask(first) == reply
-    assert phone.ask(replace(first, counted=5)) == reply
-    before = phone.ledger
-    for changes in ({"multiplier": 21.0}, {"broadcast": common((0.5, 0.5))}, {"key": 8}):
-        key = key_of(key=8) if "key" in changes else None
-        broadcast = changes.pop("broadcast", None)
-        other = request_for(first.header.number, broadcast, **{**changes, "key": key})
-        if key:
-            other = replace(other, header=replace(other.header, key=8))
-        refusal = phone.ask(other)
-        assert refusal.kind == REFUSED
-        assert "with another header: it needs a new number" in refusal.reason
-    second = ask_for(phone)
-    phone.opened(second)
-    assert "accepts exchanges after" in phone.ask(first).reason
-    assert phone.ledger.spent() == pytest.approx(2 * before.spent())
 
 
 def test_hello_and_estimates_cost_nothing(phone):
@@ -549,41 +506,6 @@ def test_a_kill_at_any_write(phone, kills, at):
     check_numbers(phone.opened(second), phone.given[3:] if counted else phone.given)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))]
-)
-def test_no_answer_is_lost_or_counted_twice(tmp_path, kills, seed):
-    """Requests and replies are lost, and the device is killed at random.
-
-    The statistics of all reports that were counted add up to those of all answers.
-    """
-    chance, clock = random.Random(seed), Clock()
-    phone = Phone(tmp_path, clock, max_epsilon=100.0)
-    total, counted, charged, bodies = np.zeros(9), 0, 0, {}
-    for _ in range(40):
-        for _ in range(chance.choice([0, 1, 3])):
-            duel = [chance.randrange(-8, 9) / 4, chance.randrange(-8, 9) / 4]
-            phone.answer((duel, chance.choice([0.0, 0.5, 1.0])))
-        request = ask_for(phone, counted=counted)
-        number, reply, sent = request.header.number, None, False
-        for _ in range(chance.choice([1, 1, 2, 3])):
-            reply = kills.run(chance.choice([-1, chance.randrange(STEPS)]), phone, request)
-            if reply is not None and reply.kind == REPORT:
-                sent = True
-                assert bodies.setdefault(number, reply.report) == reply.report
-        charged += number in {last.number for last in phone.ledger.tasks.values()}
-        if sent and chance.random() < 0.6:
-            total += opened(request, Reply(REPORT, "", "", bodies[number], request.header.digest))
-            counted = number
-    request = ask_for(phone, counted=counted)
-    total += phone.opened(request)
-    assert phone.ledger.spent() == pytest.approx((charged + 1) * COST / 400)
-    right = np.array([float(each) for each in numbers_of(phone.given)]) / UNIT * SCALE
-    right[[3, 6]] *= math.sqrt(2.0)
-    assert len(phone.given) > 20
-    np.testing.assert_allclose(total, right, atol=50)  # each report is rounded
-
-
 @pytest.mark.parametrize("at", range(8))
 def test_a_kill_while_a_missing_ledger_is_replaced(phone, kills, at):
     phone.opened(ask_for(phone))
@@ -632,21 +554,18 @@ def test_a_restored_store_sends_no_answer_again(phone, caplog):
         check_numbers(phone.opened(ask_for(phone, counted=counted)), phone.given[4:])
 
 
-def test_a_report_that_is_sent_after_a_kill_is_not_sent_again_by_a_backup(phone, kills):
-    """The process is killed when the report is stored, and the ledger has no cut of it."""
+def test_a_restored_store_does_not_send_what_is_in_a_report_that_it_lacks(phone, kills):
+    """The process is killed when a report is stored, and the ledger has no cut of it."""
     copy, request = copied(phone.path), ask_for(phone)
     assert kills.run(12, phone, request) is None
     check_numbers(phone.opened(request), phone.given)
     restore(phone, copy)
     assert not phone.opened(ask_for(phone, counted=request.header.number)).any()
-
-
-def test_a_restored_store_knows_what_was_counted_in_a_report_that_it_lacks(phone):
-    """The lost report covers the same answers as the last one that it knows."""
+    phone.answer(([0.5, -4.0], 0.0))
     phone.opened(ask_for(phone))
-    copy = copied(phone.path)
-    second = ask_for(phone)
-    phone.opened(second)
+    copy.unlink()
+    copy, second = copied(phone.path), ask_for(phone)
+    phone.opened(second)  # on the same answers as the last report that the backup has
     restore(phone, copy)
     assert not phone.opened(ask_for(phone, counted=second.header.number)).any()
 
@@ -716,18 +635,6 @@ def test_two_stores_with_one_ledger_never_undercount(tmp_path, clock):
     assert phones[0].ledger.spent() == pytest.approx(sum(answered) * COST / multiplier**2)
 
 
-def test_a_vault_waits_for_the_lock(phone):
-    done = []
-    thread = threading.Thread(target=lambda: done.append(phone.ask(request)))
-    request = ask_for(phone)
-    with LedgerFile(phone.config.ledger).locked():
-        thread.start()
-        thread.join(0.3)
-        assert not done
-    thread.join(30)
-    assert done[0].kind == REPORT
-
-
 def test_the_ledger_is_readable_by_its_owner_only(phone):
     phone.opened(ask_for(phone))
     for path in (phone.config.ledger, phone.config.ledger.with_name("vault.ledger.lock")):
@@ -735,51 +642,6 @@ def test_the_ledger_is_readable_by_its_owner_only(phone):
     phone.config.ledger.chmod(0o620)
     with pytest.raises(DataError, match=r"other users can write .*vault\.ledger"):
         phone.restart()
-
-
-# --- what the server observes ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("requests", [100, pytest.param(500, marks=pytest.mark.slow)])
-def test_replies_tell_nothing_about_answers(tmp_path, monkeypatch, requests):
-    """Two persons with different answers, and a device whose statistics fail, reply alike."""
-    clock, chance = Clock(), random.Random(11)
-    phones = [Phone(tmp_path / name, clock, max_epsilon=1000.0) for name in ("one", "two")]
-    phones[0].answer(*SOME * 10)
-    for _ in range(5):
-        phones[1].answer(([1e90, -1e95], 1.0))
-    report, fails = UploadMaker.report, random.Random(5)
-
-    def failing(self, broadcast, known, new):
-        if self is not None and known.numbers.size + new.numbers.size and fails.random() < 0.2:
-            raise fails.choice([KeyError("x"), ArithmeticError(), MemoryError(), OutputError("x")])
-        return report(self, broadcast, known, new)
-
-    monkeypatch.setattr(UploadMaker, "report", failing)
-    sent, kinds, nonzero = [], [], 0
-    persons = random.Random(1), random.Random(2)
-    for _ in range(requests):
-        clock.now += chance.choice([0.001, 1.0, 1000.0])
-        for phone, person in zip(phones, persons, strict=True):
-            live(phone, person)
-        content = hostile(chance, clock.ms, sent)
-        sent.append(content)
-        bodies = [phone.vault.answer(content) for phone in phones]
-        one, other = map(Reply.from_bytes, bodies)
-        assert (one.kind, one.reason, one.digest) == (other.kind, other.reason, other.digest)
-        assert len(bodies[0]) == len(bodies[1])
-        kinds.append(one.kind)
-        first, second = phones[0].ledger, phones[1].ledger
-        assert (first.created, first.days, first.tasks) == (
-            second.created, second.days, second.tasks
-        )  # fmt: skip
-        if one.kind == REPORT:
-            for reply in (one, other):
-                integers = opened(Request.from_bytes(content), reply).tolist()
-                assert sum(each * each for each in integers) <= SCALE**2
-                nonzero += any(integers)
-    assert min(map(kinds.count, (REPORT, REFUSED, ESTIMATE))) > requests // 40
-    assert nonzero > requests // 10
 
 
 # --- the configuration -----------------------------------------------------------------------
@@ -799,7 +661,7 @@ def test_the_configuration(tmp_path):
 
 
 WRONG_ENTRIES = (
-    ({"roster": '"r"'}, "'roster' is unknown: must be one of federation, helper, dimension"),
+    ({"roster": '"r"'}, "'roster' is unknown: must be one of federation, helper, ledger,"),
     ({"federation": '""'}, "federation='': must be 1 to 64 letters"),
     ({"federation": "1"}, "federation=1"),
     ({"dimension": 0}, "dimension=0: must be a whole number, 1 to 4096"),
@@ -850,12 +712,8 @@ def test_a_store_has_the_dimension_of_the_file(phone, tmp_path, clock):
 
 DAMAGED_LEDGERS = (
     b"", b"[]", b'{"created":0}', b'{"created":0,"days":{},"stores":{},"tasks":[]}',
-    b'{"created":-1,"days":{},"stores":{},"tasks":{}}',
-    b'{"created":0,"days":{"1":-0.5},"stores":{},"tasks":{}}',
     b'{"created":0,"days":{"x":0.5},"stores":{},"tasks":{}}',
     b'{"created":0,"days":{},"stores":{"a":[1]},"tasks":{}}',
-    b'{"created":0,"days":{},"stores":{"a":[1,true]},"tasks":{}}',
-    b'{"created":0,"days":{},"stores":{},"tasks":{"a":[1,2]}}',
 )  # fmt: skip
 
 
@@ -872,8 +730,3 @@ def test_a_ledger_that_cannot_be_used_is_one_line(tmp_path, clock):
         words = r"cannot write .*none/vault\.ledger\.lock: No such file"
         with pytest.raises(OutputError, match=words):
             Vault(store, read_config(file), clock=clock)
-
-
-def test_a_journal_is_read_as_it_was_written():
-    journal = Journal().replied(10, 3).replied(20, 3).replied(30, 5)
-    assert Journal.from_bytes(journal.to_bytes(), "it") == journal

@@ -20,9 +20,8 @@ from conftest import ROOT, nested
 import fldb_flower as fldb
 from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
-from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
-from fldb_flower.environments.base import Contexts
-from fldb_flower.errors import DataError, OutputError, SettingsError
+from fldb_flower.environments import Contexts
+from fldb_flower.errors import DataError, OutputError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.runs.plots import describe
 from fldb_flower.settings import Settings, from_nested
@@ -36,16 +35,12 @@ PUBLIC_MODULES = (
 
 
 @pytest.fixture(autouse=True)
-def clean():
+def clean(registered):
     """Remove what a test registers, and draw without a screen."""
-    before = [(each, set(each)) for each in (ALGORITHMS, SELECTIONS, ENVIRONMENTS)]
     backend = mpl.get_backend()
     mpl.use("agg")
     yield
     mpl.use(backend)
-    for catalogue, names in before:
-        for name in set(catalogue) - names:
-            catalogue.remove(name)
 
 
 def by_command(path, **values):
@@ -128,33 +123,6 @@ def test_names_of_groups():
     assert keywords.settings["lambda"] == 0.1
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"taau": 1}, r"^taau \(from Python\): there is no such setting; did you mean tau\?$"),
-        ({"environment_sgima": 1}, "did you mean environment_sigma"),
-        ({"environment.sgima": 1}, "did you mean environment_sigma"),
-        ({"tau": 0}, r"^tau=0 \(from Python\): must be at least 1"),
-        ({"environment.sigma": -1}, r"^environment_sigma=-1.0 \(from Python\): must be at least 0"),
-        ({"algorithm": "fldb_osn"}, r"must be one of fldb_ogd.*did you mean fldb_ons\?$"),
-        ({"tau": [1, 2]}, r"^tau=\[1, 2\] \(from Python\): must be a whole number"),
-        ({"dropout": 0.5}, "needs engine=inprocess"),
-        ({"lambda": 1, "lambda_": 1}, "a setting is given twice"),
-    ],
-)
-def test_invalid_settings(values, message):
-    with pytest.raises(fldb.SettingsError, match=message) as error:
-        fldb.run(values)
-    assert "\n" not in str(error.value)
-
-
-def test_flower_needs_no_callbacks_and_settings_a_mapping():
-    with pytest.raises(fldb.SettingsError, match=r"^callbacks need engine=vectorized or"):
-        fldb.run(SMALL, engine="flower", callbacks=[fldb.Callback()])
-    with pytest.raises(fldb.SettingsError, match="must be a mapping"):
-        fldb.run(7)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.xdist_group("flower")
 def test_flower_gives_the_same_regret():
@@ -186,19 +154,14 @@ def test_callbacks(engine):
         assert exchanges == rows.exchanges[iteration]
 
 
-def test_result_of_algorithms_without_a_common_estimate():
-    result = fldb.run(SMALL, algorithm="ldb")
-    assert result.theta is None
-    assert result.participation is None
-
-
 def test_plot_and_representations():
     result = fldb.run(SMALL)
     ax = result.plot()
-    assert result.plot(ax, label="again", linestyle=":") is ax
+    assert result.plot(ax, label="again", ls=":") is ax
     first, second = ax.lines
     assert first.get_ydata() == pytest.approx(result.regret.cumulative_regret)
     assert (first.get_label(), second.get_label()) == ("FLDB-OGD", "again")
+    assert (first.get_linestyle(), second.get_linestyle()) == ("--", ":")
     assert ax.get_xlabel() == "iteration $t$"
     high = fldb.run(SMALL, algorithm="random", horizon=40)
     high.plot(ax)
@@ -228,7 +191,7 @@ def test_sweep_has_a_row_per_combination(tmp_path):
             assert row[name] == summary.get(name) or pd.isna(row[name])
 
 
-def test_sweep_shows_no_value_of_a_setting_without_effect():
+def test_sweep_runs_equal_settings_once_without_values_of_settings_without_effect():
     values = {"algorithm": ["random", "fldb_ogd", "ldb"], "tau": [1, 2], "num_agents": 3}
     text = "tau: has no effect with algorithm=random or algorithm=ldb"
     with pytest.warns(UserWarning, match=text) as warned:
@@ -237,41 +200,18 @@ def test_sweep_shows_no_value_of_a_setting_without_effect():
     assert table["algorithm"].tolist() == ["random", "fldb_ogd", "fldb_ogd", "ldb"]
     assert table["tau"].tolist() == [pd.NA, 1, 2, pd.NA]
     assert table["tau"].dtype == "Int64"
+    table = fldb.sweep(SMALL, algorithm=["fldb_ogd", "FLDB-OGD"], seed=[1, 1, 2], progress=False)
+    assert table[["algorithm", "seed"]].to_numpy().tolist() == [["fldb_ogd", 1], ["fldb_ogd", 2]]
 
 
-def test_a_run_is_not_labelled_with_a_setting_without_effect(tmp_path):
+def test_a_run_is_not_labelled_with_a_setting_without_effect():
     with pytest.warns(UserWarning, match=r"^tau=3: has no effect with algorithm=ldb$"):
         result = fldb.run(algorithm="ldb", tau=3, num_agents=3, horizon=6)
     assert "tau" not in repr(result)
     assert result.summary["tau"] == 3
+    assert (result.theta, result.participation) == (None, None)  # no common estimate, no nodes
     chosen = Settings(algorithm="random", tau=3)
     assert describe(chosen) == "random on synthetic: N=100, T=500, K=10, d=5, seed=0"
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"seed": range(10**30, 0, -2)}, "100,001 or more values of seed (from Python): a sweep"),
-        ({"seed": itertools.count()}, "100,001 or more values of seed (from Python): a sweep"),
-        (
-            {"seed": np.arange(100_001), "tau": [1, 2]},
-            "100,001 or more values of seed x 2",
-        ),
-        (
-            {"seed": iter(range(1001)), "tau": range(1, 101)},
-            "1,001 values of seed x 100 values of tau (from Python): a sweep has at most 100,000",
-        ),
-    ],
-)
-def test_too_many_runs_are_refused_before_they_are_built(values, words):
-    with pytest.raises(SettingsError) as error:
-        fldb.sweep(**values)
-    assert str(error.value).startswith(words)
-
-
-def test_sweep_runs_equal_settings_once():
-    table = fldb.sweep(SMALL, algorithm=["fldb_ogd", "FLDB-OGD"], seed=[1, 1, 2], progress=False)
-    assert table[["algorithm", "seed"]].to_numpy().tolist() == [["fldb_ogd", 1], ["fldb_ogd", 2]]
 
 
 def test_processes_give_the_same_table_and_know_what_is_registered():
@@ -295,9 +235,11 @@ def test_a_failed_run_is_named_and_the_others_finish(jobs):
     assert error.value.table["gd_step_size"].tolist() == [0.1, 0.2]
     assert list(error.value.errors) == ["gd_step_size=1000000000.0"]
     assert "\n" not in str(error.value)
+    copy = pickle.loads(pickle.dumps(error.value))
+    assert (str(copy), copy.errors) == (str(error.value), error.value.errors)
 
 
-def test_a_saved_sweep_is_read_back_and_extended(tmp_path):
+def test_a_saved_sweep_is_read_back_extended_and_repaired(tmp_path):
     values = {"tau": [1, 2], "progress": False, "directory": tmp_path}
     first = fldb.sweep(SMALL, seed=range(2), **values)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("regret.csv")}
@@ -310,23 +252,10 @@ def test_a_saved_sweep_is_read_back_and_extended(tmp_path):
     pd.testing.assert_frame_equal(loaded, table.set_index("job").sort_index(), check_exact=True)
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "sweep.csv"), table)
     assert fldb.load(tmp_path / table["job"][0]).summary["tau"] == table["tau"][0]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"tau": []}, "needs at least one value"),
-        ({"tau": {1, 2}}, "must be a value or a list"),
-        ({"tau": [1, 0]}, "^tau=0 .* must be at least 1"),
-        ({"taus": [1, 2]}, "did you mean tau"),
-        ({"jobs": 0}, "^jobs=0 .* must be a whole number, at least 1"),
-        ({"jobs": 2.0}, "^jobs=2.0 .* must be a whole number"),
-    ],
-)
-def test_an_invalid_sweep_starts_no_run(monkeypatch, values, message):
-    monkeypatch.setattr("simulations.api.sweeps.run_settings", pytest.fail)
-    with pytest.raises(fldb.SettingsError, match=message):
-        fldb.sweep(SMALL, **values)
+    next(tmp_path.glob("tau-1_*/summary.json")).write_text('{"algor')  # runs that did not finish
+    next(tmp_path.glob("tau-2_*/summary.json")).unlink()
+    again = fldb.sweep(SMALL, seed=range(3), **values).drop(columns="runtime_seconds")
+    pd.testing.assert_frame_equal(again, table.drop(columns="runtime_seconds"))
 
 
 def test_load_names_what_is_missing(tmp_path):
@@ -464,58 +393,63 @@ def test_an_interrupt_ends_a_sweep_and_its_processes(tmp_path):
     assert not psutil.wait_procs(children, timeout=100)[1]
 
 
-QUIET = {"num_agents": 4, "horizon": 8, "progress": False}
-
-
-def test_an_unfinished_run_of_a_sweep_is_replaced(tmp_path):
-    table = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
-    next(tmp_path.glob("*/summary.json")).write_text('{"algor')
-    next(tmp_path.glob("tau-2_*/summary.json")).unlink()
-    again = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
-    assert again["job"].to_list() == table["job"].to_list()
-    assert again["final_regret"].to_list() == table["final_regret"].to_list()
-    third = fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)  # nothing is left to run
-    pd.testing.assert_frame_equal(again, third)
-
-
-@pytest.mark.parametrize("directory", ["/etc/hostname", "/proc/x", "", 3])
-def test_the_folder_of_a_sweep_is_checked_before_the_first_run(directory, tmp_path, monkeypatch):
-    monkeypatch.setattr("simulations.api.sweeps.run_settings", None)
-    with pytest.raises(fldb.FldbError, match=r"^directory="):
-        fldb.sweep(tau=[1, 2], directory=directory, **QUIET)
-    (tmp_path / "sweep.csv").write_text("precious")
-    with pytest.raises(fldb.FldbError, match="not a table of runs"):
-        fldb.sweep(tau=[1, 2], directory=tmp_path, **QUIET)
-    assert (tmp_path / "sweep.csv").read_text() == "precious"
-
-
-@pytest.mark.parametrize("name", ["model.json", "prediction.csv"])
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "a,b\n"])
-def test_a_damaged_file_is_named_by_load(name, content, tmp_path):
+def test_a_damaged_file_is_named_by_load(tmp_path):
     folder = fldb.run(num_agents=4, horizon=8).save(tmp_path / "run")
-    (folder / name).write_text(content)
-    with pytest.raises(fldb.FldbError, match=f"{name} is damaged"):
-        fldb.load(folder)
+    for name in ("model.json", "prediction.csv"):
+        whole = (folder / name).read_text()
+        for content in ("", "{", "{}", "[]", "a,b\n"):
+            (folder / name).write_text(content)
+            with pytest.raises(fldb.FldbError, match=f"{name} is damaged"):
+                fldb.load(folder)
+        (folder / name).write_text(whole)
 
 
-def test_a_sweep_error_can_be_pickled():
-    error = fldb.SweepError(pd.DataFrame({"tau": [1]}), {"tau=2": "no"})
-    copy = pickle.loads(pickle.dumps(error))
-    assert (str(copy), copy.errors) == (str(error), error.errors)
+PLACE = r"must be a list of instances of fldb_flower\.Callback"
+REFUSED = [
+    (fldb.run, {"taau": 1}, r"^taau \(from Python\): there is no such .*; did you mean tau\?$"),
+    (fldb.run, {"environment_sgima": 1}, "did you mean environment_sigma"),
+    (fldb.run, {"environment.sgima": 1}, "did you mean environment_sigma"),
+    (fldb.run, {"tau": 0}, r"^tau=0 \(from Python\): must be at least 1"),
+    (fldb.run, {"environment.sigma": -1}, r"^environment_sigma=-1.0 \(from Python\): must be at"),
+    (fldb.run, {"algorithm": "fldb_osn"}, r"must be one of fldb_ogd.*did you mean fldb_ons\?$"),
+    (fldb.run, {"tau": [1, 2]}, r"^tau=\[1, 2\] \(from Python\): must be a whole number"),
+    (fldb.run, {"dropout": 0.5}, "needs engine=inprocess"),
+    (fldb.run, {"lambda": 1, "lambda_": 1}, "a setting is given twice"),
+    (fldb.run, 7, "must be a mapping"),
+    (fldb.sweep, {"tau": []}, "needs at least one value"),
+    (fldb.sweep, {"tau": {1, 2}}, "must be a value or a list"),
+    (fldb.sweep, {"tau": [1, 0]}, "^tau=0 .* must be at least 1"),
+    (fldb.sweep, {"taus": [1, 2]}, "did you mean tau"),
+    (fldb.sweep, {"seed": range(10**30, 0, -2)}, r"^100,001 or more values of seed \(from Python"),
+    (fldb.sweep, {"seed": itertools.count()}, "^100,001 or more values of seed"),
+    (fldb.sweep, {"seed": np.arange(100_001), "tau": [1, 2]}, "^100,001 or .* of seed x 2 values"),
+    (
+        fldb.sweep, {"seed": iter(range(1001)), "tau": range(1, 101)},
+        r"^1,001 values of seed x 100 values of tau \(from Python\): a sweep has at most 100,000",
+    ),
+    (fldb.load, None, "must be the path of a folder"),
+    (fldb.load, "", "must be the path of a folder"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("given", [None, print, fldb.Callback, [fldb.Callback], [print]])
-def test_callbacks_are_checked_before_the_run(given):
-    with pytest.raises(fldb.SettingsError, match=r"must be a list of instances of fldb_flower"):
-        fldb.run(num_agents=4, horizon=8, callbacks=given)
-
-
-def test_plot_accepts_short_names_of_styles():
-    (line,) = fldb.run(num_agents=4, horizon=8).plot(c="red", ls="--").lines
-    assert (line.get_color(), line.get_linestyle()) == ("red", "--")
-
-
-@pytest.mark.parametrize("path", [None, 3, ""])
-def test_what_is_not_a_path_is_refused(path):
-    with pytest.raises(fldb.SettingsError, match="must be the path of a folder"):
-        fldb.load(path)
+def test_invalid_arguments_are_refused_in_one_line_before_a_run_starts(monkeypatch, tmp_path):
+    monkeypatch.setattr("simulations.api.sweeps.run_settings", pytest.fail)
+    (tmp_path / "sweep.csv").write_text("precious")
+    no_list = [(None, PLACE), (print, PLACE), ([fldb.Callback], PLACE), ([print], PLACE)]
+    flower = {"engine": "flower", "callbacks": [fldb.Callback()]}
+    for function, values, message, options in (
+        *((*case, {}) for case in REFUSED),
+        *((fldb.run, SMALL, message, {"callbacks": given}) for given, message in no_list),
+        (fldb.run, SMALL, "^callbacks need engine=vectorized or", flower),
+        (fldb.sweep, SMALL, "^jobs=0 .* must be a whole number, at least 1", {"jobs": 0}),
+        (fldb.sweep, SMALL, "^jobs=2.0 .* must be a whole number", {"jobs": 2.0}),
+        *(
+            (fldb.sweep, SMALL, "^directory=", {"directory": each})
+            for each in ("/etc/hostname", "/proc/x", "", 3)
+        ),
+        (fldb.sweep, SMALL, "not a table of runs", {"directory": tmp_path}),
+    ):
+        with pytest.raises((fldb.SettingsError, OutputError), match=message) as error:
+            function(values, **options)
+        assert "\n" not in str(error.value)
+    assert (tmp_path / "sweep.csv").read_text() == "precious"

@@ -105,19 +105,6 @@ def test_a_number_that_is_out_of_range_is_named_with_the_range():
             convert(text)
 
 
-@pytest.mark.exhaustive
-def test_run_and_sweep_are_those_of_python_m(fldb, tmp_path):
-    sizes = ["num_agents=5", "horizon=5", "plot=false"]
-    assert fldb("run", *sizes, "hydra.run.dir=a").returncode == 0
-    there = fldb("-m", "simulations.run", *sizes, "hydra.run.dir=b", shell=[sys.executable])
-    assert there.returncode == 0
-    files = [(tmp_path / folder / "regret.csv").read_bytes() for folder in "ab"]
-    assert files[0] == files[1]
-    done = fldb("sweep", *sizes, "tau=1,2", "hydra.sweep.dir=c", "hydra/launcher=joblib")
-    assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("c/*/summary.json"))) == 2
-
-
 @pytest.mark.slow
 def test_help_ends_quietly_if_its_reader_ends(fldb):
     done = fldb("-c", "fldb run --help | head -n 1", shell=["bash"])

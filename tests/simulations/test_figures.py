@@ -20,9 +20,8 @@ from scipy.optimize import minimize
 
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.runs import plots, styles
-from fldb_flower.runs.curves import Curve, regret, setting_text, spread, wrap
+from fldb_flower.runs.plots import Curve, regret, setting_text, spread, wrap
 from simulations import figures
-from simulations.figures import Output
 from simulations.saved_runs import Run
 from simulations.sweeps.tables import mean_curves, statistics
 
@@ -65,7 +64,7 @@ VISION = {
 
 
 def closest(colors, vision):
-    """Return the distance of the closest two of some colors; one of 2.3 is just noticeable."""
+    """Return the distance of the closest two of some colors."""
     places = [lab(VISION[vision] @ linear(color)) for color in colors]
     return min(np.linalg.norm(a - b) for a, b in itertools.combinations(places, 2))
 
@@ -78,25 +77,18 @@ def test_the_formulas_of_colors_give_known_values():
     assert np.linalg.norm(lab(red) - lab(green)) < 20  # they look alike to a deuteranope
 
 
-@pytest.mark.parametrize(("key", "background"), [("color", WHITE), ("dark", DARK)])
-def test_colors_of_algorithms_differ_in_every_vision_and_from_the_background(key, background):
-    colors = [style[key] for style in styles.ALGORITHM_STYLES.values()]
-    assert min(contrast(color, background) for color in colors) >= 3
-    assert all(closest(colors, vision) >= 20 for vision in VISION)
-
-
-@pytest.mark.parametrize(
-    ("sequence", "background"), [(styles.SEQUENCE, WHITE), (styles.DARK_SEQUENCE, DARK)]
-)
-def test_ordered_colors_ascend_in_lightness_and_differ_in_every_vision(sequence, background):
-    assert min(contrast(color, background) for color in sequence) >= 3
-    assert all(closest(sequence, vision) >= 6 for vision in VISION)
-    lightness = [lab(linear(color))[0] for color in sequence]
-    assert lightness == sorted(lightness)
-
-
-def pair(style):
-    return style["color"], tuple(style["dash"])
+def test_colors_differ_in_every_vision_and_from_the_background():
+    """A distance of 2.3 is just noticeable. Ordered colors ascend in lightness."""
+    for key, sequence, background in (
+        ("color", styles.SEQUENCE, WHITE),
+        ("dark", styles.DARK_SEQUENCE, DARK),
+    ):
+        colors = [style[key] for style in styles.ALGORITHM_STYLES.values()]
+        assert min(contrast(color, background) for color in [*colors, *sequence]) >= 3
+        assert all(closest(colors, vision) >= 20 for vision in VISION)
+        assert all(closest(sequence, vision) >= 6 for vision in VISION)
+        lightness = [lab(linear(color))[0] for color in sequence]
+        assert lightness == sorted(lightness)
 
 
 def test_every_algorithm_has_its_own_dash_pattern_and_marker():
@@ -108,20 +100,18 @@ def test_every_algorithm_has_its_own_dash_pattern_and_marker():
     assert json.loads(json.dumps(styles.ALGORITHM_STYLES)) == styles.ALGORITHM_STYLES
 
 
-@pytest.mark.parametrize(
-    "algorithms",
-    [
+def test_curves_of_a_figure_differ_in_color_or_dash():
+    for algorithms in (
         ["ldb", "fldb_ogd", "fldb_gd", "ldb", "fldb_ons"],
         ["fldb_ons"] * 3,
         ["fldb_ons"] * 64,
         ["fldb_ogd", "fldb_ons"] * 8,
         ["fldb_ons", "mine", "yours", "mine"],
-    ],
-)
-def test_curves_of_a_figure_differ_in_color_or_dash(algorithms):
-    found = styles.styles_of(algorithms)
-    assert len(found) == len({pair(style) for style in found}) == len(algorithms)
-    assert [style["label"] for style in found][-1] == styles.style_of(algorithms[-1])["label"]
+    ):
+        found = styles.styles_of(algorithms)
+        pairs = {(style["color"], tuple(style["dash"])) for style in found}
+        assert len(found) == len(pairs) == len(algorithms)
+        assert found[-1]["label"] == styles.style_of(algorithms[-1])["label"]
 
 
 def test_the_style_of_an_algorithm_does_not_depend_on_the_other_curves():
@@ -139,42 +129,31 @@ def paint(figure):
     regret(figure.add_subplot(), curves)
 
 
-@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("page", 6.75)])
-def test_files_have_the_width_asked_for_and_embed_their_fonts(width, inches, tmp_path):
+def test_files_have_the_width_asked_for_and_embed_their_fonts_and_no_date(tmp_path):
     wanted = ("pdf", "svg", "png")
-    paths = plots.save_figure(tmp_path / "a.png", paint, height=2, width=width, formats=wanted)
-    assert [path.name for path in paths] == ["a.pdf", "a.svg", "a.png"]
-    pdf, svg, png = (path.read_bytes() for path in paths)
-
-    box = [float(number) for number in re.search(rb"/MediaBox \[([^\]]+)\]", pdf)[1].split()]
-    assert box == pytest.approx([0, 0, inches * 72, 2 * 72])
-    assert b"/CIDFontType2" in pdf  # TrueType, "Type 42"
-    assert b"/FontFile2" in pdf
-    assert b"/Type3" not in pdf
-
-    size = re.search(rb'<svg[^>]* width="([\d.]+)pt" height="([\d.]+)pt"|height="([\d.]+)pt"', svg)
-    assert size is not None
-    points = {
-        name: float(value)
-        for name, value in re.findall(r'(width|height)="([\d.]+)pt"', svg.decode())
-    }
-    assert points == pytest.approx({"width": inches * 72, "height": 2 * 72})
-    assert b"<text" not in svg  # outlines: the same with any fonts
-
-    assert [int.from_bytes(png[place : place + 4]) for place in (16, 20)] == [
-        round(inches * plots.DPI), 2 * plots.DPI
-    ]  # fmt: skip
+    for width, inches in (("column", 3.25), ("page", 6.75)):
+        twice = []
+        for name in ("a.png", "b.png"):
+            paths = plots.save_figure(tmp_path / name, paint, height=2, width=width, formats=wanted)
+            assert [path.suffix for path in paths] == [".pdf", ".svg", ".png"]
+            twice.append([path.read_bytes() for path in paths])
+        assert twice[0] == twice[1]
+        assert not any(re.search(rb"Date|dc:date|20\d\d-\d\d", each) for each in twice[0])
+        pdf, svg, png = twice[0]
+        box = [float(number) for number in re.search(rb"/MediaBox \[([^\]]+)\]", pdf)[1].split()]
+        assert box == pytest.approx([0, 0, inches * 72, 2 * 72])
+        assert b"/CIDFontType2" in pdf  # TrueType, "Type 42"
+        assert b"/FontFile2" in pdf
+        assert b"/Type3" not in pdf
+        points = dict(re.findall(r'(width|height)="([\d.]+)pt"', svg.decode()))
+        assert {"width": inches * 72, "height": 2 * 72} == pytest.approx(
+            {name: float(value) for name, value in points.items()}
+        )
+        assert b"<text" not in svg  # outlines: the same with any fonts
+        assert [int.from_bytes(png[place : place + 4]) for place in (16, 20)] == [
+            round(inches * plots.DPI), 2 * plots.DPI
+        ]  # fmt: skip
     assert plots.DPI >= 200
-
-
-@pytest.mark.parametrize("kind", plots.FORMATS)
-def test_the_same_figure_has_the_same_bytes_and_no_date(kind, tmp_path, monkeypatch):
-    first, second = (
-        plots.save_figure(tmp_path / name, paint, height=2, formats=(kind,))[0].read_bytes()
-        for name in ("a.png", "b.png")
-    )
-    assert first == second
-    assert not re.search(rb"Date|dc:date|20\d\d-\d\d", first)
 
 
 def test_the_style_sheet_is_used_and_is_part_of_flowers_app():
@@ -220,20 +199,19 @@ def test_eight_curves_have_error_bars_at_a_few_points_each():
     assert [text.get_text() for text in axes.texts] == [f"{place}" for place in range(8)]
 
 
-@pytest.mark.parametrize("count", [2, 8, 13])
-@pytest.mark.parametrize("level", [0.0, 50.0, 100.0])
-def test_labels_are_beside_the_axes_and_do_not_overlap(count, level):
-    curves = [
-        Curve("fldb_ons", [0, level + 0.01 * place, 100], f"N={place}") for place in range(count)
-    ]
-    axes = drawn([*curves[:-1], Curve("ldb", [0, 1, 0.1])])
-    figure = axes.get_figure()
-    frame = axes.get_window_extent()
-    boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.y0)
-    assert len(boxes) == count
-    assert all(box.x0 > frame.x1 and box.x1 <= figure.bbox.x1 for box in boxes)
-    assert all(below.y1 <= above.y0 + 0.5 for below, above in itertools.pairwise(boxes))
-    assert axes.get_legend() is None
+def test_labels_are_beside_the_axes_and_do_not_overlap():
+    for count, level in itertools.product([2, 8, 13], [0.0, 50.0, 100.0]):
+        curves = [
+            Curve("fldb_ons", [0, level + 0.01 * place, 100], f"N={place}")
+            for place in range(count)
+        ]
+        axes = drawn([*curves[:-1], Curve("ldb", [0, 1, 0.1])])
+        right, frame = axes.get_figure().bbox.x1, axes.get_window_extent()
+        boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.y0)
+        assert len(boxes) == count
+        assert all(box.x0 > frame.x1 and box.x1 <= right for box in boxes)
+        assert all(below.y1 <= above.y0 + 0.5 for below, above in itertools.pairwise(boxes))
+        assert axes.get_legend() is None
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
@@ -265,19 +243,18 @@ def test_more_curves_than_labels_fit_have_a_legend_beside_the_axes():
     assert legend.get_window_extent().x0 >= axes.get_window_extent().x1 - 1
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_heights_of_labels_are_the_nearest_that_keep_their_distance(seed):
+def test_heights_of_labels_are_the_nearest_that_keep_their_distance():
     """Against a general solver."""
-    random = np.random.default_rng(seed)
-    count, gap = 5, 0.15
-    wanted = np.sort(random.random(count) ** 2)
-    solved = minimize(
-        lambda x: ((x - wanted) ** 2).sum(), np.linspace(0, 1, count), method="SLSQP",
-        bounds=[(0, 1)] * count, tol=1e-12,
-        constraints={"type": "ineq", "fun": lambda x: np.diff(x) - gap},
-    )  # fmt: skip
-    order = random.permutation(count)
-    assert spread(wanted[order], gap) == pytest.approx(solved.x[order], abs=1e-4)
+    random, count, gap = np.random.default_rng(0), 5, 0.15
+    for _ in range(5):
+        wanted = np.sort(random.random(count) ** 2)
+        solved = minimize(
+            lambda x, wanted=wanted: ((x - wanted) ** 2).sum(), np.linspace(0, 1, count),
+            method="SLSQP", bounds=[(0, 1)] * count, tol=1e-12,
+            constraints={"type": "ineq", "fun": lambda x: np.diff(x) - gap},
+        )  # fmt: skip
+        order = random.permutation(count)
+        assert spread(wanted[order], gap) == pytest.approx(solved.x[order], abs=1e-4)
 
 
 def test_a_long_run_is_drawn_with_few_points_and_its_last():
@@ -288,22 +265,16 @@ def test_a_long_run_is_drawn_with_few_points_and_its_last():
     assert (x == y).all()
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
+def test_settings_are_written_with_the_papers_symbols_and_wrapped_by_their_visible_length():
+    for key, value, expected in (
         ("tau", 4, r"$\tau=4$"),
         ("environment.sigma", 0.1**0.5, r"$\sigma=0.3162$"),
         ("lambda", "auto", "lambda=auto"),
         ("schedule.name", "geometric", "schedule=geometric"),
         ("environment.path", "/a/$x$", r"environment.path=/a/\$x\$"),
         ("algorithm", "fldb_gd", "FLDB-GD"),
-    ],
-)
-def test_settings_are_written_with_the_papers_symbols(key, value, expected):
-    assert setting_text(key, value) == expected
-
-
-def test_text_is_wrapped_by_its_visible_length():
+    ):
+        assert setting_text(key, value) == expected
     assert wrap(r"$\tau=4$, $N=5$, a", 14) == "$\\tau=4$, $N=5$,\na"  # "τ = 4, N = 5,"
     assert wrap("a", 1) == "a"
 
@@ -316,7 +287,7 @@ def a_run(regrets, **settings):
     return Run(Path(), settings, {"final_regret": regrets[-1]}, curve)
 
 
-def test_algorithms_that_ignore_tau_have_one_curve():
+def test_curves_are_labelled_with_settings_that_differ_and_have_an_effect():
     runs = [
         a_run([1.0, final], algorithm=name, tau=tau, seed=seed, num_agents=5)
         for name, finals in {"ldb": (4.0, 4.0), "fldb_ons": (2.0, 3.0)}.items()
@@ -332,9 +303,6 @@ def test_algorithms_that_ignore_tau_have_one_curve():
     assert table["seeds"].tolist() == [2, 2, 2]
     assert table["mean"].tolist() == [4, 2, 3]
     assert pd.isna(table["tau"][0])
-
-
-def test_labels_have_only_the_settings_that_differ():
     runs = [a_run([1.0], algorithm="fldb_ons", tau=tau, num_agents=5, seed=0) for tau in (1, 2)]
     assert [curve.label for curve in mean_curves(runs)] == [r"$\tau=1$", r"$\tau=2$"]
     assert [curve.label for curve in mean_curves(runs[:1])] == [""]
@@ -348,96 +316,78 @@ def texts(svg):
     return re.findall(r"<!-- (.*?) -->", svg.read_text(encoding="utf-8"))
 
 
-def table_of(name, folder):
-    """Write the CSV of a figure with random curves."""
+@pytest.fixture
+def quick(monkeypatch):
+    """Run `figures` with random curves instead of simulations; return the printed paths."""
     random = np.random.default_rng(0)
-    parts = []
-    panel = figures.panel_of(name)
-    for label, overrides in {**panel.curves, **panel.ours}.items():
-        for seed in range(2):
-            values = figures.values_of(name, overrides)
-            part = {"iteration": range(1, 501), "cumulative_regret": random.random(500).cumsum()}
-            tau, arms = values.get("tau", 5), values.get("num_arms", 10)
-            fixed = {"curve": label, "tau": tau, "num_arms": arms, "rounds": 500 // tau}
-            fixed["seed"] = seed
-            parts.append(pd.DataFrame({**part, **fixed}))
-    pd.concat(parts).to_csv(folder / f"{name}.csv", index=False)
+
+    def each_once(settings):
+        return {
+            each: figures.Result(
+                random.random(each.horizon).cumsum().tolist(), {"rounds": each.horizon // each.tau}
+            )
+            for each in settings
+        }
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["command", *map(str, arguments)])
+        figures.main()
+
+    monkeypatch.setattr(figures, "each_once", each_once)
+    return command
 
 
-def command(module, monkeypatch, *arguments):
-    monkeypatch.setattr("sys.argv", ["command", *map(str, arguments)])
-    module.main()
-
-
-def test_a_figure_is_drawn_again_in_other_formats_and_widths(tmp_path, monkeypatch, capsys):
-    table_of("fig4a", tmp_path)
-    here = ("fig4a", "+bounds", "--redraw", "--output", tmp_path)
-    command(figures, monkeypatch, *here, "--format", "svg,pdf", "--width", "page")
+def test_a_figure_is_drawn_in_the_formats_and_the_width_asked_for(tmp_path, quick, capsys):
+    quick("fig4a", "+ours", "--output", tmp_path, "--format", "svg,pdf", "--width", "page")
     names = ["fig4a.svg", "fig4a.pdf"]
     assert [Path(line).name for line in capsys.readouterr().out.split()] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["fig4a.csv", *names])
     svg = tmp_path / "fig4a.svg"
     assert 'width="486pt"' in svg.read_text()
     shown = texts(svg)
-    for text in ("LDB", "FLDB-OGD", "FLDB-OGD, bound", "LDB, tuned", "FLDB-ONS", "iteration $t$"):
+    for text in ("LDB", "FLDB-OGD", "LDB, tuned", "FLDB-ONS", "iteration $t$"):
         assert shown.count(text) == 1, text
     assert "average cumulative regret" in shown
+    rows = pd.read_csv(tmp_path / "fig4a.csv")
+    assert rows.groupby(["curve", "seed"]).size().tolist() == [500] * 4 * 3
+    assert set(rows.columns) == {
+        *("iteration", "cumulative_regret", "curve", "tau", "num_arms", "rounds", "seed")
+    }
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("fig2c", [r"$\sigma^2=0.1$", r"$\sigma^2=0.25$"]),
-        ("fig2a", ["$N=20$", "$N=200$"]),
-        ("fig5a", ["$K=5$", "$K=20$", r"communication period $\tau$"]),
-        ("fig2d", ["communication rounds"]),
-    ],
-)
-def test_figures_have_formulas_and_the_terms_of_the_field(name, expected, tmp_path):
-    table_of(name, tmp_path)
-    output = Output(None, ("svg",))
-    figures.redraw(name, tmp_path, bounds=False, movielens="", output=output)
-    shown = texts(tmp_path / f"{name}.svg")
-    assert set(expected) <= set(shown)
-    assert ("$K=10$" in shown) == (name == "fig5a")  # the one curve of fig2d has no label
+def test_figures_have_formulas_and_the_terms_of_the_field(tmp_path, quick):
+    for name, expected in {
+        "fig2c": [r"$\sigma^2=0.1$", r"$\sigma^2=0.25$"],
+        "fig2a": ["$N=20$", "$N=200$"],
+        "fig5a": ["$K=5$", "$K=20$", r"communication period $\tau$"],
+        "fig2d": ["communication rounds"],
+    }.items():
+        quick(name, "--seeds", "2", "--format", "svg", "--output", tmp_path)
+        shown = texts(tmp_path / f"{name}.svg")
+        assert set(expected) <= set(shown)
+        assert ("$K=10$" in shown) == (name == "fig5a")  # the one curve of fig2d has no label
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_bad_options_and_a_table_that_cannot_be_written_give_one_line(tmp_path, quick):
+    (tmp_path / "fig1a.csv").mkdir()
+    for arguments, reason in [
         (("--format", "pdf,jpg"), "'jpg' is not a format: there are png, svg, pdf"),
         (("--width", "wide"), "'wide'"),
-        (("--redraw",), "cannot read"),
-    ],
-)
-def test_bad_options_give_one_line(arguments, reason, tmp_path, monkeypatch):
-    if arguments == ("--redraw",):
-        arguments = ("--redraw", "fig1a", "--output", tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        command(figures, monkeypatch, *arguments)
-    assert reason in str(ended.value)
-    assert "\n" not in str(ended.value)
+        (("fig9z",), "no figure 'fig9z': there are fig1a, fig1b"),
+        (("fig1d",), "fig1d needs MovieLens ratings: name them with --movielens PATH"),
+        (("fig1a", "--output", tmp_path), "fig1a.csv: Is a directory"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            quick(*arguments)
+        assert reason in str(ended.value)
+        assert "\n" not in str(ended.value)
 
 
-def test_a_table_that_cannot_be_written_gives_one_line(tmp_path, monkeypatch):
-    nothing = figures.Result([0.0], {"rounds": 0})
-    monkeypatch.setattr(figures, "each_once", lambda each: dict.fromkeys(each, nothing))
-    (tmp_path / "fig1a.csv").mkdir()
-    with pytest.raises(SystemExit, match=r"^error: cannot write .*fig1a\.csv: Is a directory$"):
-        command(figures, monkeypatch, "fig1a", "--output", tmp_path)
-
-
-def test_a_table_of_another_figure_is_refused(tmp_path, monkeypatch):
-    table_of("fig2a", tmp_path)
-    (tmp_path / "fig2a.csv").rename(tmp_path / "fig1a.csv")
-    with pytest.raises(SystemExit, match=r"fig1a\.csv is not the CSV file of fig1a"):
-        command(figures, monkeypatch, "fig1a", "--redraw", "--output", tmp_path)
-
-
-def test_a_table_with_a_damaged_number_is_refused(tmp_path, monkeypatch):
-    table_of("fig2a", tmp_path)
-    path = tmp_path / "fig2a.csv"
-    lines = path.read_text().split("\n")
-    path.write_text("\n".join([lines[0], "1,1_0" + lines[1][lines[1].index(",", 2) :], *lines[2:]]))
-    with pytest.raises(SystemExit, match=r"^error: .*fig2a\.csv is not the CSV file of fig2a"):
-        command(figures, monkeypatch, "fig2a", "--redraw", "--output", tmp_path)
+@pytest.mark.exhaustive
+def test_the_first_figure_shows_that_collaboration_helps(tmp_path):
+    """The paper's claim for Fig. 1a: FLDB-OGD is better than LDB, and FLDB-GD better still."""
+    found = figures.make(["fig1a"], tmp_path)["fig1a"]
+    regrets = {label: np.mean([run.regret[-1] for run in group]) for label, group in found.items()}
+    assert list(regrets) == ["LDB", "FLDB-OGD", "FLDB-GD"]
+    assert regrets["FLDB-GD"] < regrets["FLDB-OGD"] < regrets["LDB"]
+    assert (tmp_path / "fig1a.png").stat().st_size > 10_000

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from test_run import ROOT, call
 
-from fldb_flower.environments.movielens import MovieLens
-from fldb_flower.errors import DataError
-from fldb_flower.settings import from_nested
 from simulations import hydra_config, run
-from simulations.hydra_config import CONF, check_words, explained, store_settings
-from simulations.settings_help import HEADINGS, help_text
+from simulations.hydra_config import (
+    CONF,
+    HEADINGS,
+    check_words,
+    explained,
+    help_text,
+    store_settings,
+)
 
 
 def read_by_hydra(override):
@@ -74,27 +75,6 @@ def test_suggestions_are_short():
         assert hydra_config.quoting(text).removeprefix("; quoted it is ") == pasted
 
 
-@pytest.mark.slow
-def test_the_suggestion_works_when_pasted(tmp_path):
-    """Paste the end of the message into a shell."""
-    path = tmp_path / "it's  ü (1).data"
-    path.write_text("")
-    done = call("environment=movielens", f"environment.path={path}")
-    pasted = done.stderr.strip().partition("; quoted it is ")[2]
-    again = subprocess.run(
-        ["bash", "-c", f"printf '%s\\n' {pasted}"], capture_output=True, text=True, check=True
-    )
-    done = call("environment=movielens", again.stdout.rstrip("\n"))
-    assert done.stderr.startswith(f"error: {path}: ")  # the file was found, and is empty
-
-
-def test_a_tilde_at_the_beginning_of_a_path_is_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    values = {"environment": {"name": "movielens", "path": "~/none.data"}}
-    with pytest.raises(DataError, match=re.escape(str(tmp_path / "none.data"))):
-        MovieLens(from_nested(values, "a test"), range(1))
-
-
 # --- configurations of the user -------------------------------------------------------------
 
 
@@ -142,25 +122,6 @@ def test_a_launcher_without_its_extra_is_named(monkeypatch):
 
 
 # --- examples -------------------------------------------------------------------------------
-
-
-def commands():
-    """Yield the commands in help texts and docstrings of `simulations`."""
-    texts = [path.read_text() for path in sorted((ROOT / "simulations").glob("**/*.py"))]
-    for text in (*texts, help_text()):
-        quoted = re.findall(r"`((?:fldb|python -m) [^`]*)`", text)
-        yield from (*quoted, *re.findall(r"^ +((?:fldb|python -m) .*)$", text, re.MULTILINE))
-
-
-@pytest.mark.slow
-def test_every_example_is_accepted_by_bash():
-    found = {re.sub(r"\[.*?\]", "", command) for command in commands()}  # [OPTIONAL ...]
-    assert len(found) > 4
-    for command in found:
-        done = subprocess.run(
-            ["bash", "-n", "-c", command], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, (command, done.stderr)
 
 
 @pytest.mark.parametrize("name", ["fldb run", "fldb sweep"])

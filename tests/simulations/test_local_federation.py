@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import stat
 import sys
+import tomllib
 
 import numpy as np
 import pytest
+from local_processes import processes_of
 
+from clients.vault import read_config
+from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.errors import FederationError
 from simulations import demo
-from simulations.local_federation import LocalFederation
+from simulations.local_federation import FEDERATION, LocalFederation, Secure, create_vaults
 from simulations.local_process import LocalProcess
 
 WAIT = "print('ready', flush=True); import time; time.sleep(60)"
+SECURE = Secure(dimension=3, epsilon=8.0, max_epsilon=90.0)
 
 
 def mode(path):
@@ -39,6 +44,36 @@ def test_others_read_neither_the_folder_nor_the_database(tmp_path):
         assert each.umask == part.umask == 0o077
 
 
+def test_vaults_pin_the_helper_whose_key_is_kept_and_have_the_limit(tmp_path):
+    folders = [tmp_path / "device1", tmp_path / "device2"]
+    for folder in folders:
+        folder.mkdir()
+    create_vaults(tmp_path / "helper", folders, SECURE)
+    key, public = (tmp_path / "helper").read_bytes(), (tmp_path / "helper.pub").read_bytes()
+    signer = load_helper_key(tmp_path / "helper").public_key().public_bytes_raw()
+    for folder in folders:
+        config = read_config(folder / "vault.toml")
+        assert (config.federation, config.dimension) == (FEDERATION, 3)
+        assert config.max_epsilon == 90.0
+        assert config.helper.public_bytes_raw() == signer
+        assert (folder / "helper.pub").read_bytes() == public
+    create_vaults(tmp_path / "helper", folders, Secure(3, 8.0, 70.0))
+    assert (tmp_path / "helper").read_bytes() == key
+    assert read_config(folders[1] / "vault.toml").max_epsilon == 70.0
+
+
+def test_the_supernode_of_a_vault_is_given_neither_store_nor_vault(tmp_path):
+    federation = LocalFederation(tmp_path, 2, secure=SECURE)
+    for device in federation.devices:
+        (config,) = (word for word in device.command if "service-url" in word)
+        assert set(tomllib.loads(config.replace(" ", "\n"))) == {"service-url", "node-token-file"}
+        words = " ".join(device.command)
+        assert not [name for name in ("duels.db", "vault.toml", "helper") if name in words]
+        folder = tmp_path / device.key.name
+        options = ["--vault", folder / "vault.toml", "--node-token-file", folder / "node.token"]
+        assert device.service.command[-4:] == list(map(str, options))
+
+
 # --- processes that end ----------------------------------------------------------------------
 
 
@@ -55,6 +90,7 @@ def federation(tmp_path):
         part.wait_for("ready", "ready")
     yield federation
     federation.stop()
+    assert not processes_of(federation.folder)
 
 
 def follow(federation, code):
@@ -66,16 +102,7 @@ def follow(federation, code):
     demo.report(federation, run, np.ones(6), options)
 
 
-def test_a_killed_supernode_is_reported_at_once(federation):
-    federation.check()
-    federation.devices[1].kill()
-    with pytest.raises(FederationError) as reported:
-        follow(federation, WAIT)
-    line = "device2-supernode is needed and does not run: it was ended by SIGKILL; its log is "
-    assert str(reported.value) == f"{line}{federation.devices[1].log}"
-
-
-def test_the_death_of_the_server_is_one_line(federation):
+def test_the_death_of_the_server_or_of_a_supernode_is_one_line(federation):
     noise = "import sys\nfor i in range(30): print('line', i)\n"
     for code, reason in (
         (f"{noise}sys.exit(1)", "line 29"),
@@ -84,9 +111,44 @@ def test_the_death_of_the_server_is_one_line(federation):
         with pytest.raises(FederationError) as reported:
             follow(federation, code)
         log = federation.runs[-1].log
-        assert str(reported.value) == (
-            f"the ServerApp ended before the last round; {log}: {reason}"
-        )
+        assert str(reported.value) == f"the ServerApp ended before the last round; {log}: {reason}"
+    federation.check()
+    federation.devices[1].kill()
+    with pytest.raises(FederationError) as reported:
+        follow(federation, WAIT)
+    line = "device2-supernode is needed and does not run: it was ended by SIGKILL; its log is "
+    assert str(reported.value) == f"{line}{federation.devices[1].log}"
+
+
+@pytest.mark.parametrize("secure", [None, SECURE])
+def test_the_helper_is_checked_and_stopped(tmp_path, monkeypatch, secure):
+    federation, stopped, running = LocalFederation(tmp_path, 1, secure=secure), [], set()
+    monkeypatch.setattr(LocalProcess, "stop", lambda part: stopped.append(part.name))
+    monkeypatch.setattr(LocalProcess, "is_running", property(lambda part: part.name in running))
+    federation.stop()
+    names = ["device1-supernode", "device1-service", "helper", "superlink"]  # this one last
+    assert stopped == names
+    running |= {*names}
+    federation.check()
+    running.discard("helper")
+    if secure:
+        with pytest.raises(FederationError, match="helper is needed and does not run"):
+            federation.check()
+    else:
+        federation.check()
+
+
+def test_a_failed_start_is_reported_with_its_log(tmp_path):
+    for code, seconds, message in (
+        ("print('no power'); exit(3)", 60, r"status 3; .*: no power$"),
+        (WAIT, 0.1, r"not within 0\.1 s, .*"),
+    ):
+        part = LocalProcess("part", tmp_path, [sys.executable, "-c", code])
+        part.start()
+        with pytest.raises(FederationError, match=f"part should be ready: .*{message}"):
+            part.wait_until(lambda: False, "ready", seconds)
+        part.stop()
+    assert not processes_of(tmp_path)
 
 
 # --- what is printed -------------------------------------------------------------------------
@@ -115,10 +177,7 @@ def test_each_state_is_one_line_and_none_counts_down(federation, capsys):
     with pytest.raises(FederationError, match="the ServerApp ended"):
         follow(federation, f"print({LINES!r})")
     assert capsys.readouterr().out.splitlines() == STATES
-
-
-def test_a_round_of_secure_sums_is_one_exchange():
-    line = "round 1, exchange 1: 4 of 5 devices have replied, waiting up to 9 s"
+    line = "round 1, exchange 1: 4 of 5 devices have replied, waiting up to 9 s"  # of secure sums
     assert demo.progress(line, " of 9", first=1) == "round 1 of 9: exchange 1 of about 1"
     last = "sending the last estimate: 0 of 1 devices have replied, waiting up to 300 s"
     assert demo.progress(last, "", first=8) == last.partition(", waiting")[0]

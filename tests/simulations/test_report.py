@@ -8,8 +8,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from fldb_flower.errors import DataError
 from fldb_flower.runs.styles import ALGORITHM_STYLES
 from simulations.report.__main__ import main, report
 from simulations.report.page import MAX_POINTS, Data, kept_iterations, pareto_frontier, payload
@@ -84,8 +81,10 @@ def test_runs_are_found_below_folders_in_natural_order_and_once(tmp_path):
     assert unfinished == []
 
 
-def test_a_run_is_read_as_written(tmp_path):
-    make_run(tmp_path / "run", [0.5, 0.1 + 0.2], environment={"name": "synthetic", "sigma": 0.3})
+def test_a_run_is_read_as_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "hidden")  # is not looked up
+    world = {"name": "synthetic", "sigma": 0.3, "path": "${oc.env:SECRET}"}
+    make_run(tmp_path / "run", [0.5, 0.1 + 0.2], environment=world)
     (run,), _ = find_runs([tmp_path / "run"])
     assert run.settings == {
         "algorithm": "fldb_ogd",
@@ -97,29 +96,11 @@ def test_a_run_is_read_as_written(tmp_path):
         "schedule.ratio": 1.5,
         "environment.name": "synthetic",
         "environment.sigma": 0.3,
+        "environment.path": "${oc.env:SECRET}",
     }
     assert run.summary["uploaded_bytes"] == 1000
     assert run.curve["cumulative_regret"].tolist() == [0.5, 0.1 + 0.2]
     assert run.curve["iteration"].tolist() == [1, 2]
-
-
-@pytest.mark.slow
-def test_a_real_run_is_read(tmp_path):
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "simulations.run", "num_agents=5", "horizon=12"),
-            *(f"hydra.run.dir={tmp_path / 'run'}", "environment.sigma=0.25"),
-        ],
-        check=True,
-        capture_output=True,
-        cwd=ROOT,
-        timeout=300,
-    )
-    (run,), unfinished = find_runs([tmp_path])
-    assert unfinished == []
-    assert run.settings["environment.sigma"] == 0.25
-    assert run.settings["lambda"] == "auto"
-    assert run.curve["cumulative_regret"].iloc[-1] == pytest.approx(run.summary["final_regret"])
 
 
 DAMAGED = "damaged, or another program's"
@@ -187,13 +168,6 @@ def test_an_incomplete_run_is_reported_with_the_reason(tmp_path):
         assert "\n" not in reasons[case]
 
 
-def test_environment_variables_of_the_reader_are_not_looked_up(tmp_path, monkeypatch):
-    monkeypatch.setenv("SECRET", "hidden")
-    make_run(tmp_path / "run", note="${oc.env:SECRET}")
-    (run,), _ = find_runs([tmp_path])
-    assert run.settings["note"] == "${oc.env:SECRET}"
-
-
 def a_run(**settings: Any) -> Run:
     return Run(Path(), settings, {}, pd.DataFrame())
 
@@ -207,7 +181,7 @@ def test_varying_settings_are_those_with_two_values():
     assert varying([a_run(a=math.nan), a_run(a=math.nan)]) == []
 
 
-def test_settings_ignored_by_the_schedule_do_not_form_groups():
+def test_settings_that_a_run_ignores_do_not_form_groups():
     geometric = {"schedule.name": "geometric", "schedule.ratio": 1.5}
     runs = [a_run(tau=1, seed=0, **geometric), a_run(tau=5, seed=1, **geometric)]
     assert runs[0].used == {**geometric, "seed": 0}
@@ -215,17 +189,11 @@ def test_settings_ignored_by_the_schedule_do_not_form_groups():
     assert by_configuration(runs) == [runs]
     periodic = a_run(**{"tau": 5, "seed": 0, "schedule.name": "periodic", "schedule.ratio": 9})
     assert varying([*runs, periodic]) == ["seed", "schedule.name"]
-
-
-def test_tau_and_schedule_do_not_form_groups_of_algorithms_that_ignore_them():
     runs = [a_run(algorithm="ldb", tau=tau, seed=0) for tau in (1, 2)]
     other = a_run(algorithm="fldb_ons", tau=1, seed=0)
     assert varying(runs) == []
     assert varying([*runs, other]) == ["algorithm"]
     assert by_configuration([*runs, other]) == [runs[:1], [other]]  # each seed once
-
-
-def test_groups_differ_by_more_than_the_seed():
     runs = [a_run(seed=s, tau=t) for s in (0, 1) for t in (1, 2)]
     assert by_configuration(runs) == [[runs[0], runs[2]], [runs[1], runs[3]]]
     assert by_configuration([]) == []
@@ -274,16 +242,12 @@ def test_groups_and_their_statistics(tmp_path):
     assert runs["Final regret"].tolist() == [4.0, 10.0, 10.0, 1e-9]
 
 
-def test_a_single_run_is_one_group(tmp_path):
-    make_run(tmp_path / "run", [0.0])
-    page = made(tmp_path)
-    assert list(page["groupings"]) == ["configuration"]
-    assert table(page["groupings"]["configuration"]["table"]).Group.tolist() == ["all runs"]
-
-
 def test_predictions_are_columns_if_a_run_has_them(tmp_path):
     make_run(tmp_path / "a" / "run", algorithm="random")
     make_run(tmp_path / "b" / "run", summary={"log_loss": 0.5, "accuracy": 0.75})
+    page = made(tmp_path / "a")
+    assert list(page["groupings"]) == ["configuration"]
+    assert table(page["groupings"]["configuration"]["table"]).Group.tolist() == ["all runs"]
     without, with_them = (table(made(tmp_path / name)["runs"]) for name in "ab")
     assert "log_loss" not in without
     assert with_them[["log_loss", "accuracy"]].values.tolist() == [[0.5, 0.75]]
@@ -360,15 +324,16 @@ def test_replies_of_nodes_are_counted_and_summed_over_intervals(tmp_path):
 
 def test_an_unusable_additional_file_is_reported_in_the_page(tmp_path):
     counts = "iteration,asked,replied,absent,rejected\n1,x,1,,\n"
+    short, damaged = "prediction.csv has 1 rows, not 3", f"prediction.csv is {DAMAGED}"
     cases = {
-        "0": ("prediction.csv", "iteration,log_loss\n1,2\n"),
-        "1": ("prediction.csv", "iteration,log_loss,accuracy\n1,2,3\n"),
-        "2": ("participation.csv", counts),
+        "0": ("prediction.csv", "iteration,log_loss\n1,2\n", damaged),
+        "1": ("prediction.csv", "iteration,log_loss,accuracy\n1,2,3\n", short),
+        "2": ("participation.csv", counts, f"participation.csv is {DAMAGED}"),
     }
-    for name, (file, text) in cases.items():
+    for name, (file, text, _) in cases.items():
         (make_run(tmp_path / name) / file).write_text(text)
     notes = [run["notes"]["Problem"] for run in made(tmp_path)["details"]]
-    assert notes == [f"{file} is {DAMAGED}" for file, _ in cases.values()]
+    assert notes == [reason for *_, reason in cases.values()]
 
 
 def test_large_seeds_and_odd_values_survive(tmp_path):
@@ -475,8 +440,3 @@ def test_bad_input_ends_in_one_line(tmp_path, capsys):
         assert "\n" not in line
         assert capsys.readouterr() == ("", "")
         assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_missing_folder_is_an_error_of_the_reader_too(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
-        find_runs([tmp_path / "none"])

@@ -12,8 +12,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from accessibility import violations
-from browsers import chrome, emulate, find, keys, messages, texts, wait  # noqa: F401 - a fixture
+from browsers import (  # noqa: F401 - one is a fixture
+    chrome,
+    emulate,
+    find,
+    keys,
+    messages,
+    texts,
+    violations,
+    wait,
+)
 from selenium.webdriver.support.ui import Select
 from test_report import HOSTILE, make_run
 

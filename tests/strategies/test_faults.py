@@ -1,6 +1,7 @@
 """Faults of messages: each duel is counted once, and an invalid upload is not counted."""
 
 import itertools
+import random
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import examples, nested
-from faulty_grid import Faults, FaultyGrid
+from faulty_grid import FaultyGrid
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_ons import derivatives, minimiser, ons
@@ -21,7 +22,6 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
 from fldb_flower.server_app import run_experiment
 from fldb_flower.settings import from_nested, to_flat
-from fldb_flower.wire.codec import BroadcastHeader
 from simulations.engines import vectorized
 from simulations.engines.inprocess import LOST, UNHEARD, InProcessGrid, LossyGrid
 from strategies import channel, make_strategy
@@ -41,14 +41,9 @@ REJECTED = {
 EVERY = ("dropout", *TRANSPORT, *REJECTED)  # faults that keep the sums over counted duels correct
 
 
-def chance(kind, probability):
-    """Return the settings of a fault: only dropout is a user setting."""
-    return {"dropout": probability} if kind == "dropout" else {}
-
-
-def faults(kind, probability, **others):
-    """Return the argument of the grid for a fault."""
-    return Faults(**others) if kind == "dropout" else Faults(**{kind: probability}, **others)
+def fault_of(kind, probability):
+    """Return the settings and the arguments of the grid: only dropout is a user setting."""
+    return ({"dropout": probability}, {}) if kind == "dropout" else ({}, {kind: probability})
 
 
 def settings(nodes=3, engine="inprocess", **values):
@@ -56,18 +51,23 @@ def settings(nodes=3, engine="inprocess", **values):
     return from_nested(nested(**{**SMALL, **where, **values}), "a test")
 
 
-def grid_of(chosen, faults=None):
+def grid_of(chosen, **faults):
     """Return the product's grid if messages are only lost."""
-    if faults in (None, Faults()):
-        return LossyGrid(chosen, to_flat(chosen))
-    return FaultyGrid(chosen, to_flat(chosen), faults)
+    return FaultyGrid(chosen, **faults) if faults else LossyGrid(chosen, to_flat(chosen))
+
+
+def start(chosen, grid=None):
+    """Run the algorithm of the settings over a grid; return the history."""
+    history = History(chosen.horizon)
+    make_strategy(chosen, history).start(grid or grid_of(chosen))
+    return history
 
 
 class Witness:
     """Records each duel as it is played, and which iterations are counted in which round."""
 
-    def __init__(self, chosen, faults=None):
-        self.settings, self.faults = chosen, faults
+    def __init__(self, chosen):
+        self.settings = chosen
         self.duels = {}  # (first agent of a block, iteration) -> differences, preferences
         self.covered = {}  # first agent of a block -> last iteration counted
         self.rounds = []  # of rounds learned from: (last iteration, differences, preferences)
@@ -85,9 +85,9 @@ class Witness:
                 own = slice(place * agents, (place + 1) * agents)
                 self.duels[block, t] = latest[0][own], latest[1][own]
 
-        def acknowledging(nodes, contributions):
-            self.count(contributions)
-            acknowledge(nodes, contributions)
+        def acknowledging(nodes):
+            self.count(nodes.contributions)
+            acknowledge(nodes)
 
         self.patches.setattr(AgentBlock, "play_iterations", playing)
         self.patches.setattr(SimulatedChannel, "acknowledge", acknowledging)
@@ -100,9 +100,7 @@ class Witness:
         """Run FLDB-OGD or FLDB-ONS over the grid; return the strategy."""
         history = History(self.settings.horizon)
         self.strategy = make_strategy(self.settings, history)
-        if grid is None:
-            grid = grid_of(self.settings, self.faults)
-        self.strategy.start(grid)
+        self.strategy.start(grid or grid_of(self.settings))
         return self.strategy
 
     def count(self, contributions):
@@ -115,7 +113,6 @@ class Witness:
             assert first == self.covered.get(block, 0) + 1
             parts += [self.duels[block, t] for t in range(first, last + 1)]
             self.covered[block] = last
-        assert contributions == self.strategy.channel.contributions
         if learns:
             self.rounds.append((last, *(np.concatenate(rows) for rows in zip(*parts, strict=True))))
 
@@ -184,13 +181,14 @@ def test_the_aggregate_is_the_sum_over_the_duels_of_all_agents():
 def test_counted_duels_are_counted_once_under_every_fault(kind, algorithm):
     absent = 0
     for seed in range(3):
-        chosen = settings(algorithm=algorithm, seed=seed, **chance(kind, 0.3))
-        with Witness(chosen, faults(kind, 0.3)) as witness:
-            strategy = witness.run()
+        lost, others = fault_of(kind, 0.3)
+        chosen = settings(algorithm=algorithm, seed=seed, **lost)
+        with Witness(chosen) as witness:
+            history = witness.run(grid_of(chosen, **others)).history
         witness.check_counts()
         # Finally, every agent's regret of every iteration is known exactly once.
-        np.testing.assert_array_equal(agents_reported(strategy.history), SMALL["num_agents"])
-        absent += sum(row.asked - row.replied for row in strategy.history.participation)
+        np.testing.assert_array_equal(agents_reported(history), SMALL["num_agents"])
+        absent += sum(row.asked - row.replied for row in history.participation)
     assert (absent > 0) == (kind not in ("duplicate", "reorder"))
 
 
@@ -201,24 +199,19 @@ def test_with_a_full_quorum_faults_do_not_change_results(kind):
         clean = settings(algorithm=algorithm, engine="vectorized")
         history = History(clean.horizon)
         vectorized.run(clean, history)
-        chosen = settings(algorithm=algorithm, quorum=1.0, **chance(kind, 0.3))
-        with Witness(chosen, faults(kind, 0.3)) as witness:
-            strategy = witness.run()
-        assert strategy.history.exchanges == history.exchanges
-        np.testing.assert_allclose(
-            strategy.history.cumulative_regret, history.cumulative_regret, rtol=1e-9
-        )
+        lost, others = fault_of(kind, 0.3)
+        chosen = settings(algorithm=algorithm, quorum=1.0, **lost)
+        with Witness(chosen) as witness:
+            found = witness.run(grid_of(chosen, **others)).history
+        assert found.exchanges == history.exchanges
+        np.testing.assert_allclose(found.cumulative_regret, history.cumulative_regret, rtol=1e-9)
 
 
 @pytest.mark.parametrize("algorithm", ["ldb", "random"])
 def test_independent_agents_are_not_affected_by_faults(algorithm):
-    histories = []
-    for values, others in (({}, None), ({"dropout": 0.3}, Faults(late=0.2, crash=0.2))):
-        chosen = settings(algorithm=algorithm, **values)
-        history = History(chosen.horizon)
-        make_strategy(chosen, history).start(grid_of(chosen, others))
-        histories.append(history)
-    clean, faulty = histories
+    clean = start(settings(algorithm=algorithm))
+    chosen = settings(algorithm=algorithm, dropout=0.3)
+    faulty = start(chosen, grid_of(chosen, late=0.2, crash=0.2))
     np.testing.assert_array_equal(agents_reported(faulty), SMALL["num_agents"])
     np.testing.assert_allclose(faulty.cumulative_regret, clean.cumulative_regret, rtol=1e-12)
 
@@ -226,9 +219,9 @@ def test_independent_agents_are_not_affected_by_faults(algorithm):
 def test_faults_do_not_change_the_random_draws_of_agents():
     """The arms and preferences of an agent are the same; only the estimates differ."""
     played = []
-    for others in (None, Faults(duplicate=0.5, reorder=1.0)):
-        with Witness(settings(algorithm="fldb_ons"), others) as witness:
-            witness.run()
+    for others in ({}, {"duplicate": 0.5, "reorder": 1.0}):
+        with Witness(settings(algorithm="fldb_ons")) as witness:
+            witness.run(grid_of(witness.settings, **others))
         played.append(witness.duels)
     assert played[0].keys() == played[1].keys()
     for key, (differences, preferences) in played[0].items():
@@ -237,20 +230,6 @@ def test_faults_do_not_change_the_random_draws_of_agents():
 
 
 # --- any schedule ---------------------------------------------------------------------------
-
-
-class ScheduledGrid(FaultyGrid):
-    """Applies the scheduled faults to the messages in turn; optionally none at the horizon."""
-
-    def __init__(self, chosen, schedule, *, calm_end, reorder):
-        super().__init__(chosen, to_flat(chosen), Faults(reorder=reorder))
-        self.schedule = iter(schedule)
-        self.calm_from = chosen.horizon if calm_end else chosen.horizon + 1
-
-    def draw(self, message):
-        request = BroadcastHeader(*message.content["config"]["header"])
-        return set() if request.last >= self.calm_from else next(self.schedule, set())
-
 
 MISHAPS = [
     set(),
@@ -286,8 +265,13 @@ def test_duels_are_counted_once_under_any_schedule(
         min(nodes, agents), algorithm=algorithm, num_agents=agents, horizon=tau * rounds, tau=tau,
         dimension=2, num_arms=3, quorum=quorum, fraction_train=share,
     )  # fmt: skip
+    faults, calm_from = iter(schedule), chosen.horizon + (not calm_end)
+
+    def fault(_partition, request):
+        return set() if request.last >= calm_from else next(faults, set())
+
     with Witness(chosen) as witness:
-        strategy = witness.run(ScheduledGrid(chosen, schedule, calm_end=calm_end, reorder=reorder))
+        strategy = witness.run(FaultyGrid(chosen, fault, reorder=reorder))
     witness.check_counts()
     np.testing.assert_array_equal(agents_reported(strategy.history), agents)
     if calm_end and share == 1.0 and rounds * tau > 1:
@@ -297,20 +281,16 @@ def test_duels_are_counted_once_under_any_schedule(
 # --- invalid uploads ------------------------------------------------------------------------
 
 
-class OneKindGrid(FaultyGrid):
-    """Applies one kind of fault to some nodes; the choice of messages does not depend on it."""
+def of_two_nodes(kind):
+    """Return a fault of some of their messages, whose choice does not depend on the kind."""
+    luck = random.Random(0)
 
-    def __init__(self, chosen, kind):
-        super().__init__(chosen, to_flat(chosen))
-        self.kind = kind
-
-    def draw(self, message):
-        partition = self.faulty[message.metadata.dst_node_id]
-        request = BroadcastHeader(*message.content["config"]["header"])
+    def fault(partition, request):
         # There is no earlier message to repeat in iteration 1.
-        luck = self.stream(partition, message.metadata.group_id)
         bad = partition < 2 and request.last > 1 and luck.random() < 0.5
-        return {self.kind} if bad else set()
+        return {kind} if bad else set()
+
+    return fault
 
 
 @pytest.mark.parametrize("kind", REJECTED)
@@ -319,7 +299,7 @@ def test_an_invalid_upload_is_equivalent_to_a_lost_one(kind, algorithm):
     chosen, seen = settings(4, algorithm=algorithm, tau=1, horizon=15), []
     for name in (LOST, kind):
         with Witness(chosen) as witness:
-            seen.append(witness.run(OneKindGrid(chosen, name)))
+            seen.append(witness.run(FaultyGrid(chosen, of_two_nodes(name))))
         witness.check_counts()
     lost, rejected = seen
     state = lost.algorithm.state()
@@ -337,8 +317,9 @@ def test_an_invalid_upload_is_equivalent_to_a_lost_one(kind, algorithm):
 
 @pytest.mark.parametrize("kind", [*REJECTED, "crash", "dropout", "late"])
 def test_participation_lists_absent_nodes_and_reasons(tmp_path, kind):
-    chosen = settings(4, quorum=0.5, **chance(kind, 1.0))
-    run_experiment(chosen, grid_of(chosen, faults(kind, 1.0, nodes=1)), tmp_path)
+    lost, others = fault_of(kind, 1.0)
+    chosen = settings(4, quorum=0.5, **lost)
+    run_experiment(chosen, FaultyGrid(chosen, nodes=1, **others), tmp_path)
     table = pd.read_csv(tmp_path / "participation.csv", keep_default_na=False)
     assert list(table.columns) == ["iteration", "asked", "replied", "absent", "rejected"]
     first = {"iteration": 1, "asked": 4, "replied": 3}
@@ -360,7 +341,7 @@ def test_participation_lists_absent_nodes_and_reasons(tmp_path, kind):
         assert set(learned.rejected) == {""}
 
 
-def regrets(seeds, nodes, algorithm, faults=None, **values):
+def regrets(seeds, nodes, algorithm, faults=(), **values):
     """Return the final regret for each seed, with one agent per node."""
     found = []
     for seed in range(seeds):
@@ -368,11 +349,10 @@ def regrets(seeds, nodes, algorithm, faults=None, **values):
             nodes, algorithm=algorithm, seed=seed, num_agents=nodes, num_arms=10, dimension=5,
             tau=5, **values,
         )  # fmt: skip
-        history = History(chosen.horizon)
         if chosen.engine.name == "vectorized":
-            vectorized.run(chosen, history)
+            vectorized.run(chosen, history := History(chosen.horizon))
         else:
-            make_strategy(chosen, history).start(grid_of(chosen, faults))
+            history = start(chosen, grid_of(chosen, **dict(faults)))
         found.append(history.regret)
     return np.array(found)
 
@@ -381,10 +361,10 @@ def regrets(seeds, nodes, algorithm, faults=None, **values):
 def test_one_invalid_client_of_100_is_equivalent_to_an_absent_one():
     """Other faults are refused exactly; see above."""
     options = {"horizon": 10, "quorum": 0.9}
-    absent = regrets(5, 100, "fldb_ons", Faults(nodes=1), dropout=1.0, **options)
+    absent = regrets(5, 100, "fldb_ons", {"nodes": 1}, dropout=1.0, **options)
     error = absent.std(ddof=1) / np.sqrt(5)
     for kind in ("scaled", "flipped"):
-        got = regrets(5, 100, "fldb_ons", faults(kind, 1.0, nodes=1), **options)
+        got = regrets(5, 100, "fldb_ons", {kind: 1.0, "nodes": 1}, **options)
         assert abs(got.mean() - absent.mean()) <= 2 * error
 
 
@@ -401,20 +381,8 @@ def test_learning_with_absent_nodes(algorithm, seeds, horizon):
     run_of = {"horizon": horizon, "quorum": 0.5, "beta_scale": 1.0}
     clean = regrets(seeds, 20, algorithm, engine="vectorized", **run_of).mean()
     assert regrets(seeds, 20, algorithm, dropout=0.1, **run_of).mean() <= 1.2 * clean
-    random = regrets(3, 20, "random", engine="vectorized", **run_of).mean()
-    assert regrets(3, 20, algorithm, dropout=0.3, **run_of).mean() < random / 2
-
-
-class FunctionGrid(FaultyGrid):
-    """Faults are given by a function of the partition and the broadcast header."""
-
-    def __init__(self, chosen, fault):
-        super().__init__(chosen, to_flat(chosen))
-        self.fault = fault
-
-    def draw(self, message):
-        partition = self.faulty[message.metadata.dst_node_id]
-        return self.fault(partition, BroadcastHeader(*message.content["config"]["header"]))
+    uniform = regrets(3, 20, "random", engine="vectorized", **run_of).mean()
+    assert regrets(3, 20, algorithm, dropout=0.3, **run_of).mean() < uniform / 2
 
 
 def dies_in_the_first_solve(partition, request):
@@ -432,7 +400,7 @@ def fails_in_solves(partition, request):
 def test_a_round_restarts_without_a_node_that_always_fails(algorithm, fault):
     chosen = settings(4, algorithm=algorithm, quorum=0.5, horizon=6)
     with Witness(chosen) as witness:
-        strategy = witness.run(FunctionGrid(chosen, fault))
+        strategy = witness.run(FaultyGrid(chosen, fault))
     if algorithm != "fldb_gd":
         witness.check_counts()
     first, *others = strategy.history.participation
@@ -445,16 +413,13 @@ def test_a_round_restarts_without_a_node_that_always_fails(algorithm, fault):
 def test_a_run_ends_if_a_node_of_its_quorum_always_fails():
     chosen = settings(4, quorum=1.0)
     with pytest.raises(FederationError, match=r"3 of 4 .*partition 0: a client that raises"):
-        make_strategy(chosen, History(chosen.horizon)).start(
-            FunctionGrid(chosen, dies_in_the_first_solve)
-        )
+        start(chosen, FaultyGrid(chosen, dies_in_the_first_solve))
 
 
 def test_in_process_runs_do_not_sleep(monkeypatch):
     slept = []
     monkeypatch.setattr(channel.time, "sleep", slept.append)
-    chosen = settings(dropout=0.3, quorum=1.0)
-    make_strategy(chosen, History(chosen.horizon)).start(grid_of(chosen))
+    start(settings(dropout=0.3, quorum=1.0))
     assert slept
     assert set(slept) == {0.0}
 
@@ -469,23 +434,20 @@ def test_the_first_valid_reply_is_used_and_later_ones_are_ignored(seed):
             return {"late", "nan"} if tries[0] == 1 else set()
         return {LOST} if tries[1] < 12 else set()  # until node 0's first reply arrives
 
-    strategy = make_strategy(chosen, History(chosen.horizon))
-    strategy.start(grid := FunctionGrid(chosen, fault))
+    history = start(chosen, grid := FaultyGrid(chosen, fault))
     assert not grid.late
-    assert not any(row.rejected for row in strategy.history.participation)
+    assert not any(row.rejected for row in history.participation)
 
 
 def test_a_client_that_raises_keeps_its_state():
-    chosen = settings(1)
-    grid, history = FaultyGrid(chosen, to_flat(chosen)), History(chosen.horizon)
-    strategy, states = make_strategy(chosen, history), []
+    chosen, states, faults = settings(1), [], iter([{"crash"}, {"crash"}])
 
-    def once(_message, faults=iter([{"crash"}, {"crash"}])):  # noqa: B008 - one iterator
+    def fault(_partition, _request):
         states.append(dict(grid.contexts[1001].state))
         return next(faults, set())
 
-    grid.draw = once
-    strategy.start(grid)
+    grid = FaultyGrid(chosen, fault)
+    start(chosen, grid)
     assert states[0] == states[1] == states[2] == {}
     assert states[3] != {}
 
@@ -529,15 +491,16 @@ def test_nodes_are_sampled_by_partition_and_not_by_node_id():
 
 # --- from the command line ------------------------------------------------------------------
 
-MESS = Faults(
-    late=0.1, duplicate=0.1, reorder=0.5, crash=0.1, nan=0.05, past=0.05, future=0.05
-)  # fmt: skip
+MESS = {
+    "late": 0.1, "duplicate": 0.1, "reorder": 0.5, "crash": 0.1,
+    "nan": 0.05, "past": 0.05, "future": 0.05,
+}  # fmt: skip
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("other", 1)):
         chosen = settings(algorithm="fldb_ons", seed=seed, dropout=0.1)
-        run_experiment(chosen, grid_of(chosen, MESS), tmp_path / name)
+        run_experiment(chosen, grid_of(chosen, **MESS), tmp_path / name)
     first, second, other = (
         [(tmp_path / name / file).read_bytes() for file in ("regret.csv", "participation.csv")]
         for name in ("a", "b", "other")

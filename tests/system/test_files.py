@@ -13,10 +13,22 @@ from pathlib import Path
 
 import pytest
 
+from fldb_flower.system import files
 from fldb_flower.system.files import create_file, lock_folder, read_file, replace_file
 
 
-def test_a_lock_can_be_waited_for(tmp_path):
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_lock_can_be_waited_for_and_that_of_a_killed_process_is_released(
+    kind, tmp_path, monkeypatch
+):
+    """A file is locked where a folder cannot be."""
+    code = (
+        "import sys; from pathlib import Path; from fldb_flower.system import files\n"
+        "if sys.argv[2] == 'file': files.fcntl = None\n"
+        "unlock = files.lock_folder(Path(sys.argv[1])); print('locked', flush=True); input()"
+    )
+    if kind == "file":
+        monkeypatch.setattr(files, "fcntl", None)
     first = lock_folder(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(lock_folder, tmp_path, wait=True)
@@ -24,6 +36,15 @@ def test_a_lock_can_be_waited_for(tmp_path):
             second.result(timeout=0.2)
         first()
         second.result()()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path, kind], **pipes) as process:
+        assert process.stdout.readline() == b"locked\n"
+        assert files.is_locked(tmp_path)
+        with pytest.raises(BlockingIOError):
+            lock_folder(tmp_path)
+        process.kill()
+        process.wait()
+    assert not files.is_locked(tmp_path)
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -116,6 +137,7 @@ def test_permissions_are_those_of_the_existing_file(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from fldb_flower.system import files
 from fldb_flower.system.files import create_file, replace_file
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 {"replace": replace_file, "create": create_file}[sys.argv[1]](Path(sys.argv[2]), b"partial")

@@ -69,49 +69,34 @@ def test_the_caller_is_polled_without_a_terminal(monkeypatch):
     assert set(seen) == {None}
 
 
-def stub(*_arguments, **_options):
-    time.sleep(0.1)
-    return []
-
-
-def of_run(tmp_path):
-    run(from_nested(nested(**SMALL, plot=False), "a test"), tmp_path / "run")
-
-
 def of_report(tmp_path):
-    of_run(tmp_path)
+    COMMANDS["run"][0](tmp_path)
     sys.stderr.truncate(0)
     report([tmp_path])
 
 
-def of_sweep(_tmp_path):
-    fldb.sweep(SMALL, tau=[1, 2])
-
-
-def of_processes(_tmp_path):
-    map_in_processes(time.sleep, [0.1, 0.1], 2)
-
-
-def of_redraw(tmp_path):
-    sys.argv[1:] = ["fig1a", "--redraw", "--output", str(tmp_path)]
+def of_figures(tmp_path):
+    sys.argv[1:] = ["fig1a", "--output", str(tmp_path)]
     figures.main()
 
 
-def of_benchmark(_tmp_path):
-    benchmark.main()
+COMMANDS = {
+    "run": (lambda path: run(from_nested(nested(**SMALL, plot=False), "x"), path / "run"), "/5 ["),
+    "report": (of_report, "run ["),
+    "sweep": (lambda _: fldb.sweep(SMALL, tau=[1, 2]), "/2 ["),
+    "processes": (lambda _: map_in_processes(time.sleep, [0.1, 0.1], 2), "/2 ["),
+    "figures": (of_figures, "draw: "),
+    "benchmark": (lambda _: benchmark.main(), "benchmark: "),
+}
 
 
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [
-        (of_run, "/5 ["), (of_report, "run ["), (of_sweep, "/2 ["), (of_processes, "/2 ["),
-        (of_redraw, "draw: "), (of_benchmark, "benchmark: "),
-    ],
-)  # fmt: skip
-def test_commands_show_their_progress(command, shown, tmp_path, monkeypatch):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_show_their_progress(command, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["command"])
-    monkeypatch.setattr(figures, "redraw", stub)
-    monkeypatch.setattr(benchmark, "algorithms", lambda _repetitions: pd.DataFrame(stub()))
+    nothing = figures.Result([0.0], {"rounds": 0})
+    monkeypatch.setattr(figures, "each_once", lambda each: dict.fromkeys(each, nothing))
+    monkeypatch.setattr(benchmark, "algorithms", lambda _: time.sleep(0.1) or pd.DataFrame())
     terminal = on_terminal(monkeypatch, 0.01)
-    command(tmp_path)
+    play, shown = COMMANDS[command]
+    play(tmp_path)
     assert shown in terminal.getvalue()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+from local_processes import ROOT, python
 from test_resume import saved_iteration
-from test_run import ROOT, call
 
 from fldb_flower.system import startup
 
@@ -108,24 +109,18 @@ def wait_until(it_is, process):
 LONG_ROUNDS = ("num_agents=500", "num_arms=2000", "horizon=50000", "tau=25000")
 
 
-def test_a_second_signal_ends_a_run_at_once_and_names_what_is_kept(start, tmp_path):
-    """The first signal waits for the end of a round."""
-    folder = tmp_path / "run"
-    process = start("simulations.run", *LONG_ROUNDS, f"hydra.run.dir={folder}")
-    wait_until((folder / "config.yaml").exists, process)
-    process.send_signal(signal.SIGINT)
-    wait_until((folder / "stop").exists, process)
-    process.send_signal(signal.SIGINT)
-    line = ends_in_one_line(process, signal.SIGINT)
-    assert line == f"stopped at once: nothing was saved in {folder}\n"
-
-
-def test_a_second_signal_ends_a_sweep_at_once_with_one_line(start, tmp_path):
-    process = start("simulations.run", "-m", "seed=1,2", *LONG_ROUNDS, "hydra.sweep.dir=DIR/sweep")
-    for file in ("config.yaml", "stop"):  # the first signal asks the run to stop
-        wait_until(lambda: list((tmp_path / "sweep").glob(f"*/{file}")), process)  # noqa: B023
-        process.send_signal(signal.SIGINT)
-    assert "resume=true" in ends_in_one_line(process, signal.SIGINT)
+def test_a_second_signal_ends_a_run_or_a_sweep_at_once_with_one_line(start, tmp_path):
+    """The first signal asks a run to stop, at the end of a round."""
+    run, sweep = tmp_path / "run", ("-m", "seed=1,2", "hydra.sweep.dir=DIR/sweep")
+    for folder, words, kept in (
+        ("run", ["hydra.run.dir=DIR/run"], f"^stopped at once: nothing was saved in {run}$"),
+        ("sweep/*", sweep, "resume=true"),
+    ):
+        process = start("simulations.run", *words, *LONG_ROUNDS)
+        for file in ("config.yaml", "stop"):
+            wait_until(lambda: list(tmp_path.glob(f"{folder}/{file}")), process)  # noqa: B023
+            process.send_signal(signal.SIGINT)
+        assert re.search(kept, ends_in_one_line(process, signal.SIGINT))
 
 
 @pytest.mark.parametrize("sweep", [(), ("-m",)])
@@ -169,7 +164,7 @@ def test_an_interrupted_sweep_names_how_it_is_resumed(start, tmp_path):
     sweep = ("-m", "seed=1,2", "num_agents=5", "horizon=5", f"hydra.sweep.dir={tmp_path / 'sweep'}")
     process = start("simulations.run", *sweep, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert "resume=true" in ends_in_one_line(process, signal.SIGINT)
-    done = call(*sweep, "resume=true")
+    done = python("-m", "simulations.run", *sweep, "resume=true")
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
 
@@ -200,18 +195,13 @@ print("went on")
     ids=["replaced", "swallowed", "in exec", "in a destructor", "plain"],
 )
 def test_the_status_does_not_depend_on_who_catches_the_exception(code):
-    done = subprocess.run(
-        [sys.executable, "-c", HIDING.format(code)],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    done = python("-c", HIDING.format(code))
     assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
 
 
 def test_signal_handlers_are_installed_first():
     code = "import sys, fldb_flower.system.startup; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = python("-c", code)
     assert not {"numpy", "hydra", "pandas", "typing", "argparse"} & set(done.stdout.split())
     for file in ("run.py", "figures.py", "demo.py", "benchmark.py", "report/__main__.py"):
         text = (ROOT / "simulations" / file).read_text()
@@ -235,81 +225,61 @@ HEAVY = {"matplotlib", "flwr", "pandas", "torch"}
 )
 def test_a_run_without_a_plot_imports_nothing_heavy(code, tmp_path):
     code = f"import sys\n{code}\nprint('imported', *sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code.replace("DIR", str(tmp_path / "run"))],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python("-c", code.replace("DIR", str(tmp_path / "run")))
     imported = done.stdout.splitlines()[-1].split()
     assert imported[0] == "imported"
     assert not HEAVY & {name.split(".")[0] for name in imported}
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [
+def test_a_module_that_shadows_ours_is_named(tmp_path):
+    """In the working directory, or on PYTHONPATH."""
+    for number, (name, module) in enumerate((
         ("conf.py", "simulations.run"),
         ("clients/__init__.py", "simulations.run"),
         ("strategies.py", "simulations.figures"),
         ("simulations.py", "clients.service"),
         ("simulations.py", "fldb_flower"),
-    ],
-)
-@pytest.mark.parametrize("place", ["working directory", "PYTHONPATH"])
-def test_a_module_that_shadows_ours_is_named(name, module, place, tmp_path):
-    other = tmp_path / "other"
-    (other / name).parent.mkdir(parents=True)
-    (other / name).write_text("")
-    here = place == "working directory"
-    done = subprocess.run(
-        [sys.executable, "-m", module],
-        cwd=other if here else tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT) if here else f"{other}:{ROOT}"},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert str(other / name) in line
+    )):  # fmt: skip
+        other = tmp_path / f"other{number}"
+        (other / name).parent.mkdir(parents=True)
+        (other / name).write_text("")
+        for done in (
+            python("-m", module, cwd=other),
+            python("-m", module, cwd=tmp_path, first=other),
+        ):
+            assert done.returncode == 1
+            (line,) = done.stderr.splitlines()
+            assert line.startswith("error: ")
+            assert str(other / name) in line
 
 
 def test_a_folder_of_the_same_name_without_modules_does_not_shadow(tmp_path):
     """Python prefers a package with ``__init__.py``, wherever it is on the path."""
     (tmp_path / "conf").mkdir()
     (tmp_path / "fldb_flower").mkdir()
-    assert call("--help", cwd=tmp_path).returncode == 0
-
-
-def test_our_modules_are_not_shadowed():
+    assert python("-m", "simulations.run", "--help", cwd=tmp_path).returncode == 0
     assert [startup.shadowed(name) for name in startup.PACKAGES] == [None] * 5
 
 
-@pytest.mark.parametrize(
-    ("command", "missing", "extra"),
-    [
+def test_a_missing_extra_is_named_with_its_command(tmp_path):
+    """A finder that hides a module stands for an environment without it."""
+    for command, missing, extra in (
         (["clients.service", "--store", "x"], "fastapi", "service"),
         (["clients.service", "--store", "x"], "uvicorn", "service"),
         (["simulations.demo"], "fastapi_offline", "service"),
         (["simulations.run", "algorithm=fldb_gd", "solver=lbfgs"], "torch", "torch"),
         (["simulations.run", "backend=cpu"], "torch", "torch"),
-    ],
-)
-def test_a_missing_extra_is_named_with_its_command(command, missing, extra, tmp_path):
-    """A finder that hides a module stands for an environment without it."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "from importlib.machinery import FileFinder\n"
-        "found = FileFinder.find_spec\n"
-        "def find_spec(self, name, target=None):\n"
-        f"    hidden = (name + '.').startswith({missing!r} + '.')\n"
-        "    return None if hidden else found(self, name, target)\n"
-        "FileFinder.find_spec = find_spec\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert f" needs the {extra} extra: pip install -e '.[{extra}]'" in line
+    ):
+        (tmp_path / "sitecustomize.py").write_text(
+            "from importlib.machinery import FileFinder\n"
+            "found = FileFinder.find_spec\n"
+            "def find_spec(self, name, target=None):\n"
+            f"    hidden = (name + '.').startswith({missing!r} + '.')\n"
+            "    return None if hidden else found(self, name, target)\n"
+            "FileFinder.find_spec = find_spec\n"
+        )
+        done = python("-m", *command, cwd=tmp_path, first=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+        assert done.returncode == 1, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert f" needs the {extra} extra: pip install -e '.[{extra}]'" in line

@@ -3,17 +3,17 @@
 import ast
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from local_processes import ROOT, python
 
 from fldb_flower.errors import DataError
-from fldb_flower.system import files, startup
+from fldb_flower.system import startup
 
-ROOT = Path(__file__).parents[2]
+WITHOUT_POSIX = ROOT / "tests" / "without_posix.py"
 PRODUCT = [
     path
     for package in startup.PACKAGES
@@ -25,13 +25,6 @@ COMMANDS = [path for path in PRODUCT if '\nif __name__ == "__main__":' in path.r
 def module_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] in ("__init__", "__main__") else parts)
-
-
-def python(*words, folder=ROOT):
-    return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
 
 
 # --- without POSIX ---------------------------------------------------------------------------
@@ -49,11 +42,7 @@ def test_no_module_needs_posix_when_it_is_imported(tmp_path):
         "    except ImportError as error:\n"
         f"        if error.name not in {optional}: raise\n"
     )
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "without_posix.py", "all_modules"], cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+    done = python(WITHOUT_POSIX, "all_modules", cwd=tmp_path, first=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -61,54 +50,24 @@ def test_no_module_needs_posix_when_it_is_imported(tmp_path):
 def test_simulations_run_without_posix_and_have_the_same_results(tmp_path):
     settings = ("num_agents=4", "horizon=5", "seed=3", "plot=false")
     runs = tmp_path / "there", tmp_path / "here"
-    for folder, script in zip(runs, ([ROOT / "tests" / "without_posix.py"], ["-m"]), strict=True):
+    for folder, script in zip(runs, ([WITHOUT_POSIX], ["-m"]), strict=True):
         done = python(*script, "simulations.run", *settings, f"hydra.run.dir={folder}")
         assert done.returncode == 0, done.stderr
     there, here = ((folder / "regret.csv").read_bytes() for folder in runs)
     assert there == here
-    script = ROOT / "tests" / "without_posix.py"
     sweep = ("-m", *settings[:2], "seed=1,2", f"hydra.sweep.dir={tmp_path / 'sweep'}")
     for words in (
         ("simulations.run", *sweep), ("simulations.report", tmp_path),
         ("fldb_flower.deployment", "credentials", "--host", "localhost", tmp_path / "keys"),
     ):  # fmt: skip
-        done = python(script, *words, folder=tmp_path)
+        done = python(WITHOUT_POSIX, *words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "sweep" / "sweep.csv").exists()
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_file_is_locked_where_a_folder_cannot_be(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "fcntl", None)
-    unlock = files.lock_folder(tmp_path)
-    assert files.is_locked(tmp_path)
-    with pytest.raises(BlockingIOError):
-        files.lock_folder(tmp_path)
-    unlock()
-    assert not files.is_locked(tmp_path)
-
-
-def test_the_lock_of_a_killed_process_is_released(tmp_path, monkeypatch):
-    code = (
-        "import os, sys; from pathlib import Path; from fldb_flower.system import files\n"
-        "if sys.argv[2] == 'file': files.fcntl = None\n"
-        "unlock = files.lock_folder(Path(sys.argv[1])); print('locked', flush=True); input()"
-    )
-    for kind in ("folder", "file"):
-        command = [sys.executable, "-c", code, str(tmp_path), kind]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        if kind == "file":
-            monkeypatch.setattr(files, "fcntl", None)
-        with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
-            assert process.stdout.readline() == b"locked\n"
-            assert files.is_locked(tmp_path)
-            process.kill()
-            process.wait()
-        assert not files.is_locked(tmp_path)
-
-
 def test_a_vault_is_refused_in_one_line_without_owners_of_files(tmp_path, monkeypatch):
-    from fldb_flower.deployment.keys import check_writers
+    from fldb_flower.system.files import check_writers
 
     (tmp_path / "vault.toml").touch()
     monkeypatch.delattr(os, "geteuid")

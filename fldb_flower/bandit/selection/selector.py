@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -84,28 +85,23 @@ def _checked_pair(
             f"selection={name}: the rule returned {shown(pair)}: must be (first, second), two"
             " arrays with an arm per row of features"
         )
-    first, second = (_checked_arms(name, each, features) for each in pair)
-    return first, second
-
-
-def _checked_arms(name: str, arms: Any, features: Array) -> Array:
-    xp, (rows, count) = namespace(features), features.shape[:2]
-    valid = f"must be {rows} whole numbers from 0 to {count - 1}, one per row of features"
-    try:
-        if has_masked(arms):
-            raise ValueError
-        numbers = xp.asarray(arms)
-    except (TypeError, ValueError):
-        raise DataError(f"selection={name}: the rule returned {shown(arms)}: {valid}") from None
-    if tuple(numbers.shape) != (rows,) or not xp.isdtype(numbers.dtype, "integral"):
-        shape = tuple(numbers.shape)
-        raise DataError(
-            f"selection={name}: the rule returned {shown(arms)} of shape {shape}: {valid}"
-        )
-    for value in (int(xp.min(numbers)), int(xp.max(numbers))):
-        if not 0 <= value < count:
-            raise DataError(f"selection={name}: the rule returned arm {value}: {valid}")
-    return xp.astype(numbers, xp.int64, copy=False)
+    xp, (rows, count), checked = namespace(features), features.shape[:2], []
+    for arms in pair:
+        wrong = shown(arms)
+        if not has_masked(arms):
+            with contextlib.suppress(TypeError, ValueError):
+                arms = xp.asarray(arms)  # noqa: PLW2901
+                wrong = f"{wrong} of shape {tuple(arms.shape)}"
+                if arms.shape == (rows,) and xp.isdtype(arms.dtype, "integral"):
+                    outside = arms[(arms < 0) | (arms >= count)]
+                    wrong = f"arm {int(outside[0])}" if len(outside) else ""
+        if wrong:
+            raise DataError(
+                f"selection={name}: the rule returned {wrong}: must be {rows} whole numbers from 0"
+                f" to {count - 1}, one per row of features"
+            )
+        checked.append(xp.astype(arms, xp.int64, copy=False))
+    return checked[0], checked[1]
 
 
 class Selector:

@@ -1,9 +1,8 @@
-"""Broadcasts and uploads as one vector and one header of integers each.
+"""Broadcasts and uploads as one vector and one header of integers each, and as Flower's records.
 
 Parsing array headers is most of the cost of a small message, so a message holds a single array.
 Symmetric matrices travel as their upper triangle, or in another form of
-:mod:`fldb_flower.linalg.linear`: half the bytes, and an upload cannot be asymmetric. This module
-does not import Flower, and nothing is unpickled.
+:mod:`fldb_flower.linalg.linear`: half the bytes, and an upload cannot be asymmetric.
 
 Broadcast vector: theta_hat (d) if statistics are requested; then theta_sync (d) and the triangle
 of W_sync (d (d + 1) / 2) if agents select arms with the server's estimate. With FLDB-Personal: c
@@ -15,33 +14,61 @@ and the members.
 
 The ConfigRecord of a message has the header, and other integers beside it: :class:`UploadHeader`,
 :class:`DeviceRequest` and :class:`DeviceUploadHeader`.
+
+A vector's record is a plain ``.npy``. NumPy's reader parses the header as Python source, which
+costs more than everything else in a small message, and allocates the announced size before
+checking that the data is there. Here the header must be that of a vector of as many numbers as
+follow. The result is a view of the message: nothing is copied, evaluated or unpickled.
+
+A service on a device imports this module, but not Flower.
 """
 
 from __future__ import annotations
 
+import functools
+import io
+import itertools
 import math
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fldb_flower.bandit.duels import OUTCOMES
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate
+from fldb_flower.bandit.estimate import CommonPrior, Estimate
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import (
+    MATRICES,
+    NUMBERS,
     AnyUpload,
     Broadcast,
     Outcomes,
     PlayRequest,
     ShareUpload,
     Upload,
+    length_of,
 )
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.linear import Form, pack
 
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, RecordDict
+
 _COMMON, _PERSONAL = 1, 2  # kinds of estimates and statistics
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
+_MIB = 2**20
+_HEADER_BYTES = 128  # of a vector's .npy
+
+
+def _counts(numbers: Any, length: int) -> list[int]:
+    """Return ``length`` integers from 0 to 2^53, or raise TypeError or ValueError."""
+    if len(numbers) != length:
+        raise ValueError(f"{len(numbers)} counts instead of {length}")
+    for number in numbers:
+        if type(number) is not int or not 0 <= number <= _LARGEST_COUNT:
+            raise ValueError(f"{number!r} is not a count from 0 to 2^53")
+    return list(numbers)
 
 
 class BroadcastHeader(NamedTuple):
@@ -59,7 +86,7 @@ class BroadcastHeader(NamedTuple):
     def from_config(cls, config: Mapping[str, Any]) -> BroadcastHeader:
         """Read the ``header`` of a broadcast's ConfigRecord, from any server."""
         try:
-            header = cls(*check_counts(config["header"], len(cls._fields)))
+            header = cls(*_counts(config["header"], len(cls._fields)))
         except (KeyError, TypeError, ValueError):
             raise DataError(
                 "the server's broadcast has another format: the server and this node use different"
@@ -81,8 +108,8 @@ class UploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> UploadHeader:
-        """Check the numbers of a reply; see :func:`check_counts`."""
-        return cls._make(check_counts(numbers, len(cls._fields)))
+        """Return the numbers of a reply; raise TypeError or ValueError if they are none."""
+        return cls._make(_counts(numbers, len(cls._fields)))
 
 
 class DeviceRequest(NamedTuple):
@@ -127,23 +154,8 @@ class DeviceUploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> DeviceUploadHeader:
-        """Check the numbers of a reply; see :func:`check_counts`."""
-        return cls._make(check_counts(numbers, len(cls._fields)))
-
-
-def check_counts(numbers: Any, length: int) -> list[int]:
-    """Return the numbers of a message if they are ``length`` integers from 0 to 2^53.
-
-    Otherwise raise TypeError or ValueError.
-    """
-    if len(numbers) != length:
-        raise ValueError(f"{len(numbers)} counts instead of {length}")
-    for number in numbers:
-        if type(number) is not int or number < 0:
-            raise ValueError(f"{number!r} is not a count")
-        if number > _LARGEST_COUNT:
-            raise ValueError(f"a count above {_LARGEST_COUNT}")
-    return list(numbers)
+        """Return the numbers of a reply; raise TypeError or ValueError if they are none."""
+        return cls._make(_counts(numbers, len(cls._fields)))
 
 
 class UploadError(Exception):
@@ -213,44 +225,31 @@ def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) ->
 
 def encode_upload(upload: AnyUpload, broadcast: Broadcast) -> FloatArray:
     """Return the statistics of an upload as one vector; outcomes travel beside it."""
-    if isinstance(upload, ShareUpload):
-        numbers = np.array([upload.squares, upload.members])
-        return _vector([upload.shift, pack(upload.precision), upload.losses, numbers])
-    if broadcast.theta_hat is None:
-        return _vector([])
-    parts = [upload.gradient, pack(upload.information)]
-    if upload.hessian is not None:
-        parts.append(pack(upload.hessian))
-    if upload.loss is not None:
-        parts.append(np.array([upload.loss]))
-    return _vector(parts)
+    parts = [(name, getattr(upload, name)) for name in broadcast.parts]
+    return _vector([pack(part) if name in MATRICES else np.ravel(part) for name, part in parts])
 
 
 def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form) -> Any:
     """Invert :func:`encode_upload`; raise UploadError for a wrong shape, dtype or number."""
-    size, d = broadcast.sizes(form)[0], form.dimension
+    parts = broadcast.parts
+    lengths = [length_of(part, form) for part in parts]
     if vector.dtype != np.float64:
         raise UploadError(f"dtype {vector.dtype} instead of float64")
-    if vector.shape != (size,):
-        raise UploadError(f"shape {vector.shape} instead of {(size,)}")
+    if vector.shape != (sum(lengths),):
+        raise UploadError(f"shape {vector.shape} instead of {(sum(lengths),)}")
     with np.errstate(over="ignore", invalid="ignore"):  # raised below as an error
         square = float(vector @ vector)  # one fast pass, which overflow fails too
     if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
-    if broadcast.shares:
-        shift, matrix, losses, numbers = _parts(vector, [d, form.size, len(VARIANCES), 2])
-        return ShareUpload(num_duels, form.unpack(matrix), shift, losses, *numbers.tolist())
-    if broadcast.theta_hat is None:
-        return Upload(num_duels, np.zeros(d), form.zeros())
-    lengths = [d, form.size, form.size * broadcast.hessian, int(broadcast.loss)]
-    gradient, information, hessian, loss = _parts(vector, lengths)
-    return Upload(
-        num_duels=num_duels,
-        gradient=gradient,
-        information=form.unpack(information),
-        hessian=form.unpack(hessian) if broadcast.hessian else None,
-        loss=float(loss[0]) if broadcast.loss else None,
-    )
+    if not parts:
+        return Upload(num_duels, np.zeros(form.dimension), form.zeros())
+    values: dict[str, Any] = dict(zip(parts, _parts(vector, lengths), strict=True))
+    for name in parts:
+        if name in MATRICES:
+            values[name] = form.unpack(values[name])
+        elif name in NUMBERS:
+            values[name] = float(values[name][0])
+    return (ShareUpload if broadcast.shares else Upload)(num_duels, **values)
 
 
 def decode_outcomes(header: UploadHeader, outcomes: Sequence[float]) -> Outcomes:
@@ -267,14 +266,61 @@ def decode_outcomes(header: UploadHeader, outcomes: Sequence[float]) -> Outcomes
     return Outcomes(header.first, header.agents, sums)
 
 
+@functools.lru_cache(maxsize=64)
+def _npy_header(size: int) -> bytes:
+    """Return the ``.npy`` header of a vector."""
+    buffer = io.BytesIO()
+    layout = {"descr": "<f8", "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(buffer, layout)
+    return buffer.getvalue()
+
+
+def pack_vector(vector: FloatArray) -> ArrayRecord:
+    """Return a record of one vector of float64."""
+    from flwr.app import Array, ArrayRecord  # noqa: PLC0415
+
+    record = ArrayRecord()  # with an argument, it copies every array
+    data = _npy_header(vector.size) + vector.tobytes()
+    record["0"] = Array("float64", vector.shape, "numpy.ndarray", data)
+    return record
+
+
+def unpack_vector(record: Any, max_mb: float = math.inf) -> FloatArray:
+    """Return the vector of a message's record, read-only.
+
+    Raise ValueError unless the record is that of one vector of float64, of at most ``max_mb`` MiB.
+    """
+    from flwr.app import ArrayRecord  # noqa: PLC0415
+
+    arrays = list(record.values()) if isinstance(record, ArrayRecord) else []
+    if len(arrays) != 1:
+        raise ValueError(f"{type(record).__name__} with {len(arrays)} arrays instead of one")
+    data = arrays[0].data
+    if len(data) > max_mb * _MIB:
+        raise ValueError(f"{len(data) / _MIB:.3g} MiB exceed max-message-mb={max_mb:g}")
+    size, rest = divmod(len(data) - _HEADER_BYTES, 8)
+    if rest or size < 0 or not data.startswith(_npy_header(size)):
+        raise ValueError("not a vector of float64 in the .npy format")
+    return np.frombuffer(data, np.float64, offset=_HEADER_BYTES)
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Return the bytes of a message's arrays, numbers and texts, keys excluded."""
+    total = 0
+    for record in content.values():
+        for value in record.values():
+            single = [getattr(value, "data", value)]  # an array has bytes
+            values: list[Any] = value if isinstance(value, list) else single
+            is_text = bool(values) and isinstance(values[0], str | bytes)  # as all of a list are
+            total += sum(map(len, values)) if is_text else 8 * len(values)
+    return total
+
+
 def _vector(parts: Sequence[Array]) -> FloatArray:
     return np.concatenate(parts) if parts else np.empty(0)
 
 
-def _parts(vector: FloatArray, lengths: Iterable[int]) -> list[FloatArray]:
+def _parts(vector: FloatArray, lengths: Sequence[int]) -> list[FloatArray]:
     """Return consecutive parts of a vector."""
-    parts, end = [], 0
-    for length in lengths:
-        end += length
-        parts.append(vector[end - length : end])
-    return parts
+    ends = list(itertools.accumulate(lengths))
+    return [vector[end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -1,1 +1,0 @@
-"""Encoding of broadcasts and uploads as bytes and as Flower's records."""
