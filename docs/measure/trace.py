@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "strategies")]
+sys.path[:0] = [str(ROOT / name) for name in (".", "tests", "tests/strategies", "tests/clients")]
 
 from fldb_flower.federation.exchange import Federation  # noqa: E402
 
