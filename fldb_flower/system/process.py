@@ -1,4 +1,4 @@
-"""What holds for the whole process: BLAS threads, processors, memory, Flower's identity.
+"""What holds for the whole process: BLAS threads, processors and memory.
 
 Settings are changed by entry points, not on import.
 """

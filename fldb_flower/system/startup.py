@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -46,7 +47,7 @@ def begin() -> None:
     for number in SIGNALS:
         signal.signal(number, lambda number, _frame: leave(number, INTERRUPTED))
     sys.excepthook = report_exception
-    atexit.register(_has_no_reader)
+    atexit.register(_flush)
     for name in PACKAGES:
         if (reason := shadowed(name)) is not None:
             sys.exit(f"error: {reason}")
@@ -83,23 +84,30 @@ def report_exception(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Print an exception that ends the process, unless the reader of the output has ended."""
-    if not (issubclass(kind, BrokenPipeError) and _has_no_reader()):
+    if issubclass(kind, BrokenPipeError) and _has_no_reader():
+        discard_output()
+    else:
         sys.__excepthook__(kind, error, trace)
 
 
 def _has_no_reader() -> bool:
-    """Write the output; discard it, and return True, if its reader has ended.
+    """Whether the reader of the output has ended; a failed write leaves nothing to flush."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        return any(events & select.POLLERR for _, events in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # stdout is no file
+        return False
 
-    Python itself would do so at its end, print an error and change the status.
-    """
+
+def _flush() -> None:
+    """Write the output before Python does, which would print an error and change the status."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         discard_output()
-        return True
     except (AttributeError, ValueError):  # there is no stdout, or it is closed
         pass
-    return False
 
 
 def discard_output() -> None:

@@ -248,11 +248,13 @@ def refused_requests(phone) -> dict[str, tuple[Request, str]]:
     good, three = request_for(now), settings_of(dimension=3)
     estimate = Broadcast(common().play, None)
     expired = replace(key_of(), expires=int(START) - 1).sign(SIGNER)
+    low_order = replace(key_of(), public=bytes(32)).sign(SIGNER)
     return {
         "task": (request_for(now, task=bytes(32)), "another federation, helper or dimension"),
         "key": (request_for(now, key=key_of(key=8)), "another key of the helper"),
         "signer": (request_for(now, key=key_of(signer=OTHER)), "not signed by the pinned key"),
         "expired": (request_for(now, key=expired), "expired"),
+        "low order": (request_for(now, key=low_order), "no valid public key"),
         "past": (request_for(now - 86_400_001), "one of them is wrong"),
         "future": (request_for(now + 600_001), "one of them is wrong"),
         "before the ledger": (request_for(phone.ledger.created), "accepts exchanges after"),
