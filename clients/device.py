@@ -70,6 +70,7 @@ class DeviceAgent(NumPyClient):
         the device could not use.
         """
         request = DeviceRequest.from_config(config)
+        self._uploads.use(request.features)
         try:
             broadcast = decode_broadcast(parameters[0], request.header, self._uploads.form)
         except ValueError as reason:

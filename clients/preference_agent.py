@@ -15,11 +15,14 @@ from numpy.typing import ArrayLike
 from clients.selection import PURPOSES, PairSelector
 from clients.store import DuelStore, Forgotten, duel_key
 from clients.validation import (
+    Table,
     check_answer,
     check_answers,
     check_arms,
     check_features,
     check_names,
+    read_row,
+    read_table,
     shortened,
 )
 from fldb_flower.errors import DataError, FldbError
@@ -83,7 +86,7 @@ class Weights:
     Attributes
     ----------
     weights : list of float
-        theta, of d features.
+        theta, of d features, per unit of each feature.
     deviations : list of float
         A standard deviation of each weight.
     names : list of str or None
@@ -196,11 +199,12 @@ class PreferenceAgent:
 
         Parameters
         ----------
-        features : array_like
-            phi of each arm, (K, d); K is at least 2 and may differ each time.
+        features : array_like or DataFrame
+            phi of each arm, (K, d); K is at least 2 and may differ each time. Columns of a data
+            frame are matched by name; the first one names the features if they have no names.
         keys : sequence of str, optional
-            K names, at most 1,000 characters each. They stay on the device, and are deleted when
-            the duel is answered.
+            K names, at most 1,000 characters each; by default the row labels of a data frame. They
+            stay on the device, and are deleted when the duel is answered.
         contents : sequence of dict, optional
             What the page of the local service shows of each arm: ``{"text": ...}``,
             ``{"image": URL}`` or both. A text has at most 10,000 characters; a URL begins with
@@ -210,9 +214,16 @@ class PreferenceAgent:
         ------
         DataError
             The features are not (K, d) finite numbers, K is below 2, d is not the store's, or the
-            keys or contents are invalid or not K. The service's messages are the same.
+            keys or contents are invalid or not K, or columns of a data frame are missing or not
+            known. The service's messages are the same.
         """
-        arms, names, shown = check_arms(features, keys, contents)
+        table, known = self._table(features), self.store.feature_names
+        keys = table.keys if keys is None else keys
+        arms, names, shown = check_arms(table.numbers, keys, contents)
+        self._expect(arms.shape[1])
+        if known is None and table.columns is not None:
+            self.name_features(table.columns)
+        self.store.offer(arms)
         selector = self._current(arms.shape[1])
         first, second = selector.select(arms)
         difference = arms[first] - arms[second]
@@ -287,33 +298,38 @@ class PreferenceAgent:
         self._skipped[duel_key(self.store.skip(duel_id))] += 1
 
     def name_features(self, names: Sequence[str] | None) -> None:
-        """Set the names of the d features, which stay on the device; None removes them.
+        """Set the names of the d features; None removes them.
 
         They are different texts of 1 to 1,000 characters, which :meth:`explain` returns, and the
-        page of the local service shows. While their number is not d, the features have no names.
+        page of the local service shows. While their number is not d, the features have no names. If
+        the federation has names, others are refused: a device with other features takes no part.
         """
         self.store.name_features(check_names(names, self.store.dimension))
 
-    def rank(self, features: ArrayLike) -> list[int]:
-        """Return the indices of K arms, (K, d), best first.
+    def rank(self, features: ArrayLike) -> list[Any]:
+        """Return the indices of K arms, (K, d), best first; of a data frame, its row labels.
 
         Arms are sorted by ``theta . x``. Equal arms keep their order. The estimate is that of
         :meth:`propose`.
         """
-        order: list[int] = np.argsort(-self._rewards(features), kind="stable").tolist()
-        return order
+        table = self._table(features)
+        order: list[int] = np.argsort(-self._rewards(table.numbers), kind="stable").tolist()
+        return order if table.labels is None else [table.labels[arm] for arm in order]
 
-    def favourites(self, features: ArrayLike, most: int = 5) -> list[int]:
-        """Return the indices of the ``most`` best arms, best first.
+    def favourites(self, features: ArrayLike, most: int = 5) -> list[Any]:
+        """Return the indices, or labels, of the ``most`` best arms, best first.
 
         Unlike :meth:`rank`, it returns none if the arms are predicted to be equally good.
         """
-        return self.rank(features)[:most] if np.ptp(self._rewards(features)) > 0 else []
+        rewards = self._rewards(self._table(features).numbers)
+        return self.rank(features)[:most] if np.ptp(rewards) > 0 else []
+
+    def _table(self, features: Any) -> Table:
+        return read_table(features, self.store.feature_names)
 
     def _rewards(self, features: ArrayLike) -> FloatArray:
         arms = check_features(features)
-        rewards: FloatArray = arms @ self._current(arms.shape[1]).learner.theta
-        return rewards
+        return self._current(arms.shape[1]).rewards(arms)
 
     def predict(self, first: ArrayLike, second: ArrayLike) -> float:
         """Return the probability that the first of two arms is preferred.
@@ -321,7 +337,8 @@ class PreferenceAgent:
         With the person's own theta, it is averaged over the posterior, so it is close to 1/2 where
         little is known. ``first`` and ``second`` are the features of the arms, (d,) each.
         """
-        pair: Any = [first, second]
+        names = self.store.feature_names
+        pair: Any = [read_row(arm, names) for arm in (first, second)]
         arms = check_features(pair)
         return self._current(arms.shape[1]).predict(arms[0] - arms[1])
 
@@ -336,8 +353,9 @@ class PreferenceAgent:
         if dimension is None:
             return Weights([], [], names, own=True)
         selector = self._current(dimension)
-        learner, own = selector.learner, selector.is_own
-        return Weights(learner.theta.tolist(), learner.deviations().tolist(), names, own)
+        learner, per_unit = selector.learner, selector.features.per_unit
+        weights, deviations = per_unit(learner.theta), per_unit(learner.deviations())
+        return Weights(weights.tolist(), deviations.tolist(), names, selector.is_own)
 
     def forget(self) -> Forgotten:
         """Remove all open duels and answers from this device.
@@ -365,15 +383,20 @@ class PreferenceAgent:
             found["minimum"] = store.minimum
         found |= {
             "dimension": store.dimension,
-            "theta": None if last is None else last.theta.tolist(),
+            "theta": None
+            if last is None
+            else store.features(last.theta.size).per_unit(last.theta).tolist(),
         }
         names = ("round", "duels", "received")
         return found | {name: None if last is None else getattr(last, name) for name in names}
 
-    def _current(self, dimension: int) -> PairSelector:
+    def _expect(self, dimension: int) -> None:
         expected = self.store.dimension
         if expected is not None and expected != dimension:
             raise DataError(f"features of {dimension} numbers each: this device's have {expected}")
+
+    def _current(self, dimension: int) -> PairSelector:
+        self._expect(dimension)
         current, version = self._selector, self.store.version()
         if current is not None and (current.version, current.dimension) == (version, dimension):
             current.update()

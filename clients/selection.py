@@ -51,18 +51,21 @@ class PairSelector:
     has such a challenger. Two arms with the same features are no pair. Once all pairs were asked,
     the rule selects among all; of skipped pairs, those that were skipped least often.
 
-    ``skipped`` counts how often each duel was skipped, by its ``duel_key``.
+    ``skipped`` counts how often each duel was skipped, by its ``duel_key``. Lengths and estimates
+    are of features divided by their scales (``DuelStore.features``).
     """
 
     def __init__(
         self, store: DuelStore, dimension: int, purpose: str, skipped: Counter[bytes]
     ) -> None:
-        self.version, self.dimension = store.version(), dimension
+        with store.reading():
+            self.version, self.dimension = store.version(), dimension
+            last, duels = store.synchronized(), store.answers()
+            self.features = store.features(dimension)
         self._store, self._purpose, self._skipped = store, purpose, skipped
-        last, duels = store.synchronized(), store.answers()
         self.is_own = last is None or last.prior is not None
         self._has_broadcast = last is not None
-        self.learner = make_learner(store, last, dimension, duels)
+        self.learner = make_learner(store, last, dimension, duels.scaled(self.features))
         settings = self.learner.settings
         self._avoids_repeats = (settings.algorithm, settings.selection) == ("fldb_personal", "ucb")
         self._rule = find_rule(settings.selection)
@@ -76,7 +79,7 @@ class PairSelector:
         if self._store.last > self._known:
             new = self._store.answers(self._known)
             with one_blas_thread():
-                self.learner.learn(new)
+                self.learner.learn(new.scaled(self.features))
             self._count(new)
 
     def _count(self, duels: Evidence) -> None:
@@ -90,16 +93,21 @@ class PairSelector:
 
     def predict(self, difference: FloatArray) -> float:
         """Return the probability that the first arm is preferred."""
-        return float(logistic(np.float64(self.learner.logit(difference))))
+        return float(logistic(np.float64(self.learner.logit(self.features.scaled(difference)))))
 
-    def select(self, arms: FloatArray) -> tuple[int, int]:
+    def rewards(self, arms: FloatArray) -> FloatArray:
+        """Return theta . x of arms, (K, d)."""
+        rewards: FloatArray = self.features.scaled(arms) @ self.learner.theta
+        return rewards
+
+    def select(self, offered: FloatArray) -> tuple[int, int]:
         """Return the indices of two different arms, (K, d); the first is the favourite of both."""
-        asked = self._store.asked()
+        asked, arms = self._store.asked(), self.features.scaled(offered)
         estimate = self.learner.theta, self.learner.whitener, self.learner.width
         if self._purpose == "rank":
-            first, second = self._most_informative(arms, asked)
+            first, second = self._most_informative(arms, offered, asked)
         elif self._avoids_repeats:
-            first, second = self._least_compared(arms)
+            first, second = self._least_compared(arms, offered)
         else:
             first, second = self._rule.pair(arms, *estimate, self._streams)
 
@@ -107,18 +115,19 @@ class PairSelector:
             key = duel_key(difference)
             return bool(difference.any()) and key not in asked and not self._skipped[key]
 
-        if is_new(arms[first] - arms[second]):
+        if is_new(offered[first] - offered[second]):
             return first, second
         tried = set[bytes]()
         for arm in (first, *np.argsort(-(arms @ estimate[0]), kind="stable").tolist()):
             if arms[arm].tobytes() not in tried:
                 tried.add(arms[arm].tobytes())
-                allowed = np.array([is_new(arms[arm] - other) for other in arms])
+                allowed = np.array([is_new(offered[arm] - other) for other in offered])
                 if allowed.any():
                     return arm, best_challenger(arms, arm, *estimate, allowed=allowed)
-        if first != second and not self._skipped[duel_key(arms[first] - arms[second])]:
+        keys = [duel_key(offered[first] - other) for other in offered]
+        if first != second and not self._skipped[keys[second]]:
             return first, second
-        skips = np.array([self._skipped[duel_key(arms[first] - other)] for other in arms], float)
+        skips = np.array([self._skipped[key] for key in keys], float)
         skips[first] = np.inf
         return first, best_challenger(arms, first, *estimate, allowed=skips == skips.min())
 
@@ -126,7 +135,7 @@ class PairSelector:
         key = duel_key(difference)
         return self._answered[key] + self._skipped[key]
 
-    def _least_compared(self, arms: FloatArray) -> tuple[int, int]:
+    def _least_compared(self, arms: FloatArray, offered: FloatArray) -> tuple[int, int]:
         theta, whitener, width = self.learner.theta, self.learner.whitener, self.learner.width
         predicted = arms @ theta - tie_breaks(arms[None], theta, whitener, width + CREDIBLE)
         first = int(np.argmax(predicted))
@@ -137,10 +146,12 @@ class PairSelector:
         candidates = np.flatnonzero(may_be_best).tolist()
         if not candidates:
             return first, int(np.argmax(scores))
-        repeats = {arm: self._repeats(arms[first] - arms[arm]) for arm in candidates}
+        repeats = {arm: self._repeats(offered[first] - offered[arm]) for arm in candidates}
         return first, min(candidates, key=lambda arm: (repeats[arm], -scores[arm]))
 
-    def _most_informative(self, arms: FloatArray, asked: Set[bytes]) -> tuple[int, int]:
+    def _most_informative(
+        self, arms: FloatArray, offered: FloatArray, asked: Set[bytes]
+    ) -> tuple[int, int]:
         theta, whitener = self.learner.theta, self.learner.whitener
         step = tie_step(arms[None], theta, whitener, 1.0)  # raises if scores overflow
         drawn = np.arange(len(arms))
@@ -157,7 +168,7 @@ class PairSelector:
         for pair in np.argsort(-information, kind="stable").tolist():
             if (True, information[pair]) <= most:
                 break
-            difference = arms[firsts[pair]] - arms[seconds[pair]]
+            difference = offered[firsts[pair]] - offered[seconds[pair]]
             gain = information[pair] / (1 + self._repeats(difference))
             if (value := (duel_key(difference) not in asked, gain)) > most:
                 best, most = pair, value

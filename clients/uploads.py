@@ -11,7 +11,8 @@ import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, private_prior
+from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange, private_prior
+from fldb_flower.bandit.features import Features
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
 from fldb_flower.federation.exchange import (
@@ -55,9 +56,14 @@ def _expect(name: str, value: float, most: float, least: float = 0.0) -> None:
 
 
 class UploadMaker:
-    """Computes the uploads of a device, with the settings of a server's run."""
+    """Computes the uploads of a device, with the settings of a server's run.
 
-    def __init__(self, store: DuelStore, settings: Settings) -> None:
+    Statistics are of differences divided by the scales of the federation's ``features``.
+    """
+
+    def __init__(
+        self, store: DuelStore, settings: Settings, features: Features | None = None
+    ) -> None:
         known = store.dimension
         if known not in (None, settings.dimension):
             raise SettingsError(
@@ -66,12 +72,26 @@ class UploadMaker:
             )
         self._store, self._settings = store, settings
         self.form = make_form(settings)
+        self.use(features)
+
+    def use(self, features: Features | None) -> None:
+        """Use the features of a broadcast; DataError if this device's have other names."""
+        if features is not None:
+            if (count := features.dimension) != self._settings.dimension:
+                raise DataError(
+                    f"the server has scales of {count} features: must be of"
+                    f" {self._settings.dimension}, its dimension; nothing was sent"
+                )
+            features.expect(self._store.feature_names, "this device")
+        self._features = features
+        self._scales = features or Features.unscaled(self._settings.dimension)
 
     def report(self, broadcast: Broadcast, known: Evidence, new: Evidence) -> AnyUpload:
         """Return the statistics of a person for a report of secure sums, which limits its length.
 
         Those of new answers; with shares, the whole share, and the log losses of new answers.
         """
+        known, new = known.scaled(self._scales), new.scaled(self._scales)
         if not broadcast.shares:
             return self._statistics(broadcast, self._clipped(new), new.preferences)
         count = len(known.numbers) + len(new.numbers)
@@ -79,14 +99,17 @@ class UploadMaker:
 
     def upload(self, broadcast: Broadcast, start: int, end: int) -> tuple[AnyUpload, Evidence]:
         """Return the statistics of the answers between two cuts, and these answers."""
-        duels = self._store.evidence(start, end)
+        duels = self._store.evidence(start, end).scaled(self._scales)
         if self._settings.is_private and broadcast.learns:
             return self._private(broadcast, duels, start, end), duels
         if not broadcast.shares:
-            return self._statistics(broadcast, self._rows(duels), duels.preferences), duels
-        change = self._store.share_change(
-            start, end, lambda own, *duels: self._learner(broadcast, own).share(*duels)
-        )
+            return self._statistics(broadcast, duels.differences, duels.preferences), duels
+
+        def share(own: tuple[FloatArray, FloatArray], *read: Evidence) -> ShareChange:
+            scaled = (each.scaled(self._scales) for each in read)
+            return self._learner(broadcast, own).share(*scaled)
+
+        change = self._store.share_change(start, end, share, self._features)
         return ShareUpload(len(duels.numbers), *change), duels
 
     def _statistics(self, broadcast: Broadcast, differences: Array, preferences: Array) -> Upload:
@@ -105,8 +128,8 @@ class UploadMaker:
         try:
             units = units_of(*sizes_and_weights(broadcast, settings))
             if broadcast.shares:
-                known, new = self._store.answers(0, start), self._store.answers(start, end)
-                share = self._learner(broadcast).limited(known, new, units)
+                known = self._store.answers(0, start).scaled(self._scales)
+                share = self._learner(broadcast).limited(known, duels, units)
                 upload: AnyUpload = ShareUpload(count, *share._replace(members=members))
             else:
                 parts = broadcast, self._clipped(duels), duels.preferences, 1, self.form
@@ -123,13 +146,9 @@ class UploadMaker:
         zeros = self.form.zeros(), np.zeros(settings.dimension), np.zeros(len(VARIANCES))
         return ShareUpload(count, *zeros, squares=settings.clip**2 * count, members=members)
 
-    def _rows(self, duels: Evidence) -> Array:
-        """Return the differences, (n, d), also if the store does not know d yet."""
-        return duels.differences.reshape(-1, self._settings.dimension)
-
     def _clipped(self, duels: Evidence) -> Array:
         assert self._settings.clip is not None
-        return clipped(self._rows(duels), self._settings.clip)
+        return clipped(duels.differences, self._settings.clip)
 
     def _learner(
         self, broadcast: Broadcast, own: tuple[FloatArray, FloatArray] | None = None
@@ -219,6 +238,5 @@ class UploadMaker:
             theta, information = estimate.theta_sync, estimate.information
         chosen = {name: getattr(self._settings, name) for name in SELECTION_SETTINGS}
         chosen["lambda_"] = self._settings.ridge
-        return Synchronization(
-            time.time(), play.last, counted, duels, theta, pack(information), chosen, prior
-        )
+        received = time.time(), play.last, counted, duels, theta, pack(information), chosen, prior
+        return Synchronization(*received, features=self._features)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from numbers import Real
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -210,6 +212,52 @@ def _as_data_error() -> Iterator[None]:
 def check_features(features: ArrayLike) -> FloatArray:
     """Return valid features, (K, d)."""
     return check_arms(features, None, None)[0]
+
+
+class Table(NamedTuple):
+    """Arms as they were given; of a data frame, its numbers in the order of the features."""
+
+    numbers: Any
+    labels: list[Any] | None = None  # of rows
+    columns: list[str] | None = None  # names of the features
+
+    @property
+    def keys(self) -> list[str] | None:
+        """The labels as keys."""
+        return None if self.labels is None else [str(label) for label in self.labels]
+
+
+def read_table(features: Any, names: Sequence[str] | None) -> Table:
+    """Return arms, with the columns of a data frame in the order of ``names``, if they have names.
+
+    DataError if a column is missing or unknown, or an entry is no number.
+    """
+    if not hasattr(features, "columns"):
+        return Table(features)
+    given, labels = list(features.columns), list(getattr(features, "index", range(len(features))))
+    named = all(isinstance(name, str) for name in given)
+    used = list(names) if named and names is not None else given
+    if sorted(used, key=str) != sorted(given, key=str):
+        missing, unknown = Counter(used) - Counter(given), Counter(given) - Counter(used)
+        found = [f"{', '.join(each)} {kind}" for each, kind in (
+            (missing, "missing"), (unknown, "unknown or there twice"),
+        ) if each]  # fmt: skip
+        valid = f"must be {', '.join(used)}"
+        raise DataError(one_line(f"features: columns {'; '.join(found)}; {valid}"))
+    rows = features.to_numpy()[:, [given.index(name) for name in used]]
+    if rows.dtype.kind not in "biuf" or not (np.abs(rows) <= LONGEST).all():
+        for (row, column), value in np.ndenumerate(rows):
+            if not isinstance(value, Real) or not abs(float(value)) <= LONGEST:
+                fault = f"column {used[column]} of row {labels[row]} is {shortened(value)}"
+                raise DataError(one_line(f"features: {fault}: must be within +-{LONGEST:g}"))
+    return Table(rows.astype(np.float64), labels, used if named else None)
+
+
+def read_row(features: Any, names: Sequence[str] | None) -> Any:
+    """Return one arm; of a Series whose labels are names, in the order of ``names``."""
+    if not hasattr(features, "to_frame") or not hasattr(features, "index"):
+        return features
+    return read_table(features.to_frame().T, names).numbers[0]
 
 
 def check_arms(

@@ -37,6 +37,7 @@ import numpy as np
 
 from fldb_flower.bandit.duels import OUTCOMES
 from fldb_flower.bandit.estimate import CommonPrior, Estimate
+from fldb_flower.bandit.features import Features, parse_features
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import (
     MATRICES,
@@ -120,6 +121,7 @@ class DeviceRequest(NamedTuple):
     device: str  # that ``counted`` refers to; a device with another id replies with its id only
     upto: int  # the last answer to cover if the same duels are asked about again, else -1
     duels: int  # of all devices, that the estimate is based on
+    features: Features | None = None  # of the federation, as text
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DeviceRequest:
@@ -138,7 +140,10 @@ class DeviceRequest(NamedTuple):
         if not isinstance(device, str):
             raise DataError("the server's broadcast has no text as device")
         counted, upto, duels = numbers
-        return cls(header, counted, device, upto, duels)
+        features = None
+        if "features" in config:
+            features = parse_features(config["features"], "the server's broadcast")
+        return cls(header, counted, device, upto, duels, features)
 
 
 class DeviceUploadHeader(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import itertools
+import math
 import os
 import re
 import time
@@ -11,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.serverapp import Grid
 
 from fldb_flower.algorithms.schedules import Round
@@ -18,12 +21,13 @@ from fldb_flower.deployment.keys import load_helper_public_key
 from fldb_flower.errors import FederationError, FldbError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
+from fldb_flower.linalg.arrays import to_numpy
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.secure.protocol import task_of
 from fldb_flower.settings import Settings, to_flat
 from strategies import DuelingStrategy, make_strategy
-from strategies.devices import DeviceChannel
+from strategies.devices import DeviceChannel, Tally, features_of
 from strategies.helper_client import HelperClient
 from strategies.secure import PlannedExchanges, SecureChannel
 
@@ -32,6 +36,10 @@ REPORT_SECONDS = 15.0  # between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
 _DUE_POLL_SECONDS = 0.2
 _CONNECT_POLL_SECONDS = 0.5
+SPREAD = 1e4
+"""Ratio of the largest and the smallest entry of W's diagonal above which the server warns."""
+FALLS = 3
+"""Rounds in a row in which fewer predictions were right, after which the server warns."""
 _LEAST_ROUNDS = 10  # with secure sums: an exchange may cost a tenth of a device's budget
 _MAY_DIFFER = re.compile(  # between two runs of one federation
     r"(environment|schedule|devices)(-.*)?|output-dir|resume|quorum|node-wait|reply-timeout|plot"
@@ -58,6 +66,8 @@ class DeviceDirectory(ResultsDirectory):
             for name, value in flat.items()
             if name in fixed or not _MAY_DIFFER.fullmatch(name)
         )
+        if (features := features_of(settings)) is not None:  # the file, not its name
+            identity += f"devices-features={features.to_json()!r}\n"
         super().__init__(path, identity, user="server")
         self._sizes = {ROUNDS: 0, UPLOADS: 0}  # bytes, at the last checkpoint
         try:
@@ -106,13 +116,16 @@ class DeviceDirectory(ResultsDirectory):
             "sizes": self._sizes,
         }
         self.save(numbers, algorithm.state())
+        features, theta = devices.features, algorithm.theta_sync
         model = {
             "round": number,
             "duels": devices.duels,
             "devices": len(devices.counted),
-            "theta_sync": algorithm.theta_sync.tolist(),
+            "theta_sync": (theta if features is None else features.per_unit(theta)).tolist(),
             "heterogeneity": algorithm.heterogeneity,
         }
+        if features is not None:
+            model["features"] = features.to_json()
         self.write_json(MODEL, model)
 
     def round_demanded(self) -> bool:
@@ -169,6 +182,8 @@ class DeviceServer:
         self._wait, self._due = "", 0.0  # what is waited for, and when to report it again
         self._asked = 0  # devices, in this wait
         self._sends_last = False
+        self._is_warned = self._settings.is_private or devices.features is not None  # about units
+        self._predicted: list[Tally] = []  # of the last rounds with predictions
         self.round = directory.restore(self.strategy, devices)  # the last one that was counted
         if self.round:
             say(f"resumes after round {self.round}, {devices.duels} duels counted")
@@ -261,7 +276,37 @@ class DeviceServer:
             f" {first.replied} of {first.asked} devices replied, {duels} duels so far"
             f"{counted.held_back and f'; {counted.held_back}'}"
         )
+        self.advise(counted)
         return True
+
+    def advise(self, counted: Tally) -> None:
+        """Say what to change if units spoil the estimate, or if predictions get worse."""
+        matrix = to_numpy(self.strategy.algorithm.information)
+        squares = matrix if matrix.ndim == 1 else np.diagonal(matrix)
+        ridge = self._settings.ridge / self._settings.kappa_mu  # alone if a feature never varied
+        squares = squares[(squares > 0.0) & ~np.isclose(squares, ridge, rtol=1e-9, atol=0.0)]
+        spread = squares.max() / squares.min() if len(squares) else 1.0
+        if spread > SPREAD and not self._is_warned:
+            self._is_warned = True
+            self._say(
+                f"warning: sizes of features differ by a factor of {spread**0.5:.0f}, so estimates"
+                " depend on units: declare scales with devices-features=FILE, in a new output-dir"
+            )
+        if not counted.predicted:
+            return
+        last = self._predicted = [*self._predicted, counted][-1 - FALLS :]
+        shares = [each.agreed / each.predicted for each in last]
+        if len(shares) <= FALLS or any(a <= b for a, b in itertools.pairwise(shares)):
+            return
+        mean = (shares[0] + shares[-1]) / 2.0
+        variance = mean * (1.0 - mean) * (1.0 / last[0].predicted + 1.0 / last[-1].predicted)
+        if shares[0] - shares[-1] > 2.0 * math.sqrt(variance):
+            self._predicted = []
+            self._say(
+                f"warning: fewer predictions were right in each of {FALLS} rounds, from"
+                f" {shares[0]:.0%} to {shares[-1]:.0%}: tastes may have changed; set half-life, or"
+                " make rounds more frequent (devices-round-seconds)"
+            )
 
     def _send_estimate(self) -> None:
         """Send the last estimate, so that devices do not have to wait for another run."""

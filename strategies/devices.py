@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fldb_flower.errors import RoundAbandonedError
+from fldb_flower.bandit.features import Features, read_features
+from fldb_flower.errors import RoundAbandonedError, SettingsError
 from fldb_flower.settings import AUTO, Settings
 from fldb_flower.wire import DeviceUploadHeader, UploadError, decode_upload, unpack_vector
 from strategies.channel import Channel, Contribution, rivals
@@ -43,6 +45,7 @@ class DeviceChannel(Channel):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         chosen = settings.devices.first_duels
+        self.features = features_of(settings)
         self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
         self.counted: dict[str, int] = {}  # device id -> its last answer that is counted
         self.duels = 0  # counted, of all devices
@@ -54,6 +57,7 @@ class DeviceChannel(Channel):
     def contents(self, nodes: Sequence[int]) -> list[RecordDict]:
         """Return the content for each node; see ``fldb_flower.wire``."""
         repeats, contents = self.broadcast.play is None, []
+        public = {} if self.features is None else {"features": self.features.to_json()}
         for node in nodes:
             device = self.device_at(node)
             own = ConfigRecord({
@@ -62,6 +66,7 @@ class DeviceChannel(Channel):
                 "device": device,
                 "upto": self._spans[node].end if repeats else _NEW,
                 "duels": self.duels,
+                **public,
             })  # fmt: skip
             contents.append(RecordDict({"arrays": self.arrays, "config": own}))
         return contents
@@ -186,6 +191,21 @@ class DeviceChannel(Channel):
         """Restore what :meth:`state` returned."""
         self.counted, self.duels = dict(state["counted"]), state["duels"]
         self._devices = {int(node): device for node, device in state["nodes"].items()}
+
+
+def features_of(settings: Settings) -> Features | None:
+    """Return the features in the file ``devices.features``; None without a file."""
+    if not (name := settings.devices.features):
+        return None
+    if not Path(name).is_absolute():
+        raise SettingsError(f"devices.features={name!r}: must be the absolute path of a file")
+    features = read_features(Path(name))
+    if (count := features.dimension) != settings.dimension:
+        raise SettingsError(
+            f"devices.features={name!r} has {count} features: must have"
+            f" dimension={settings.dimension} of them"
+        )
+    return features
 
 
 def short_name(device: str) -> str:

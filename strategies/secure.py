@@ -270,7 +270,8 @@ class SecureChannel(DeviceChannel):
         """Fix what the devices are asked; PrivacyError if the budget is spent."""
         self._header, self._included = None, ()
         self._units = self._units_for(broadcast) if broadcast.learns else {}
-        self._broadcast = Shared(broadcast, self.settings, self.duels, self._units).to_bytes()
+        asked = Shared(broadcast, self.settings, self.duels, self._units, self.features)
+        self._broadcast = asked.to_bytes()
         if not broadcast.learns:
             return
         size = size_of(broadcast, self.form)

@@ -80,8 +80,8 @@ CREATE TABLE shares (            -- of FLDB-Personal
     cut INTEGER PRIMARY KEY,     -- computed from the answers up to this cut
     share BLOB                   -- NULL: 0, and later shares cover the later answers only
 );
-CREATE TABLE secure (            -- of secure sums
-    name TEXT PRIMARY KEY,       -- journal, report
+CREATE TABLE secure (            -- of secure sums, and scales of features
+    name TEXT PRIMARY KEY,       -- journal, report, features, offers, units
     content BLOB NOT NULL
 ) WITHOUT ROWID;
 """

@@ -29,6 +29,7 @@ import numpy as np
 
 from clients.store.database import EXTRA, MAX_ANSWERS, Database
 from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
+from fldb_flower.bandit.features import Features, mean_squares, parse_features
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
@@ -37,6 +38,9 @@ from fldb_flower.settings import SELECTION_SETTINGS, Settings
 
 LONGEST_STEP = 366 * 24 * 3600.0
 """Seconds; an uptime that is further ahead is that of another device, and counts as no time."""
+Part = Literal["journal", "report", "features", "offers", "units"]
+"""Rows of the table ``secure``: of secure sums; scales, sums that they come from, and of shares."""
+
 _OPEN = "begun + (expires - created) >= ?"  # with the seconds for which the device has run
 
 
@@ -107,6 +111,11 @@ class Evidence(NamedTuple):
         later = self.numbers > number
         return Evidence._make(column[later] for column in self)
 
+    def scaled(self, features: Features) -> Evidence:
+        """Return the answers with scaled differences, (n, d), also if d is not known yet."""
+        rows = self.differences.reshape(-1, features.dimension)
+        return self._replace(differences=features.scaled(rows))
+
 
 @dataclass(frozen=True)
 class Synchronization:
@@ -120,6 +129,7 @@ class Synchronization:
     information: FloatArray  # W_sync, or A of FLDB-ONS, packed in the form of the parameters
     parameters: dict[str, Any]  # the SELECTION_SETTINGS of the run
     prior: CommonPrior | None = None  # of FLDB-Personal
+    features: Features | None = None  # whose scales are the units of the estimate; None: 1
 
 
 def selection_settings(parameters: Mapping[str, Any], dimension: int) -> Settings:
@@ -214,6 +224,11 @@ class DuelStore(Database):
             size = 8 * (form.size if prior is None else d * (d + 1) // 2)
             if len(information) != size:
                 raise self.damaged(f"synchronized.information must have {size} bytes")
+        offers, text = self.secure_part("offers"), self._features_text()
+        if offers is not None and len(offers) != 8 * (d + 1):
+            raise self.damaged("the squares of offers have another number of features")
+        if text is not None and parse_features(text, f"{self.path} is damaged").dimension != d:
+            raise self.damaged("the scales have another number of features")
 
     def backup(self, path: str | Path) -> None:
         """Write a copy into a new file; other processes may use the store meanwhile.
@@ -246,6 +261,7 @@ class DuelStore(Database):
             if known != dimension and self.last == 0 and not self.row("SELECT 1 FROM proposals"):
                 self.execute("UPDATE device SET dimension = ?", dimension)
                 self.execute("DELETE FROM synchronized")
+                self._keep_features(None)
                 known = dimension
         return known or dimension
 
@@ -260,9 +276,14 @@ class DuelStore(Database):
             )
 
     def name_features(self, names: Sequence[str] | None) -> None:
-        """Set the names of the d features; None removes them."""
+        """Set the names of the d features; None removes them.
+
+        DataError if those of the federation are others.
+        """
         text = None if names is None else json.dumps(list(names))
         with self.transaction():
+            if known := self._features_text():
+                Features.from_json(known).expect(names, "this device")
             self.execute("UPDATE device SET features = ?", text)
 
     @property
@@ -271,6 +292,40 @@ class DuelStore(Database):
         text, dimension = self.row("SELECT features, dimension FROM device")
         names: list[str] | None = None if text is None else json.loads(text)
         return None if names is None or dimension not in {None, len(names)} else names
+
+    # Scales of features. Differences are stored in the units of the application.
+
+    def features(self, dimension: int) -> Features:
+        """Return the features of the last broadcast, or before it those of the arms offered."""
+        text = self._features_text()
+        return Features.unscaled(dimension) if text is None else Features.from_json(text)
+
+    def offer(self, arms: FloatArray) -> None:
+        """Estimate the scales from offered arms, (K, d), unless there was a broadcast.
+
+        They are estimated again after 1, 2, 4, ... offers, and when a feature first varies.
+        """
+        with self.transaction():
+            self._fix_dimension(arms.shape[1])
+            if self.row("SELECT 1 FROM synchronized"):
+                return
+            stored = self.secure_part("offers")
+            before = np.zeros(arms.shape[1] + 1) if stored is None else np.frombuffer(stored)
+            after = before + np.append(mean_squares(arms), 1.0)
+            self.keep_secure_part("offers", after.tobytes())
+            count = int(after[-1])
+            if count.bit_count() == 1 or (after[before == 0.0] > 0.0).any():
+                scales = Features.of_squares(after[:-1] / count)
+                self.keep_secure_part("features", scales.to_json().encode())
+
+    def _features_text(self) -> str | None:
+        content = self.secure_part("features")
+        return None if content is None else content.decode("utf-8", "replace")
+
+    def _keep_features(self, features: Features | None) -> None:
+        self.execute("DELETE FROM secure WHERE name IN ('features', 'offers')")
+        if features is not None:
+            self.keep_secure_part("features", features.to_json().encode())
 
     def _running(self) -> float:
         """Return for how many seconds the device was seen to run, whatever its clock says."""
@@ -628,6 +683,8 @@ class DuelStore(Database):
                 self.execute("INSERT INTO shares VALUES (?, NULL)", cut)
                 self.execute("DELETE FROM shares WHERE cut < ?", counted)
             self._count_removal()
+            if not self.row("SELECT 1 FROM synchronized"):
+                self._keep_features(None)
         self.erase_deleted()
         return Forgotten(proposals, unsent + uncertain, uncertain, counted)
 
@@ -637,6 +694,7 @@ class DuelStore(Database):
         """Replace the estimate of the last broadcast; delete shares that it no longer needs."""
         prior, counted = received.prior, min(received.counted, MAX_ANSWERS)
         values = {**vars(received), "parameters": json.dumps(received.parameters)}
+        features = values.pop("features")
         if prior is not None:
             values["prior"] = np.append(prior.shift, [prior.variance, prior.scale])
         row = [v.tobytes() if isinstance(v, np.ndarray) else v for v in values.values()]
@@ -644,6 +702,9 @@ class DuelStore(Database):
             self._fix_dimension(received.theta.size)
             self.execute("DELETE FROM synchronized")
             self.execute("INSERT INTO synchronized VALUES (?, ?, ?, ?, ?, ?, ?, ?)", *row)
+            self._keep_features(features)
+            if features is not None and features.names is not None:
+                self.name_features(features.names)
             self.execute("DELETE FROM shares WHERE cut < ? AND share IS NOT NULL", counted)
 
     def synchronized(self) -> Synchronization | None:
@@ -658,13 +719,16 @@ class DuelStore(Database):
             *shift, variance, scale = np.frombuffer(packed).tolist()
             precision = unpack_symmetric(information, len(shift))
             prior = CommonPrior(precision, np.array(shift), variance, scale)
-        return Synchronization(received, number, counted, duels, theta, information, chosen, prior)
+        text = self._features_text()
+        features = None if text is None else Features.from_json(text)
+        estimate = theta, information, chosen, prior, features
+        return Synchronization(received, number, counted, duels, *estimate)
 
-    def version(self) -> tuple[int, float, int]:
-        """Return a value that changes with each broadcast and each removal of answers."""
+    def version(self) -> tuple[int, float, int, str | None]:
+        """Return a value that changes with each broadcast, removal of answers, and new scales."""
         query = "SELECT coalesce(round, 0), coalesce(received, 0.0), removals FROM device"
         number, received, removals = self.row(f"{query} LEFT JOIN synchronized")
-        return number, received, removals
+        return number, received, removals, self._features_text()
 
     # Shares of FLDB-Personal. A share is computed once for each cut, so that repeated requests
     # return the same change. The server acknowledges the cut whose share its sums contain, and the
@@ -684,13 +748,19 @@ class DuelStore(Database):
         start: int,
         end: int,
         compute: Callable[[tuple[FloatArray, FloatArray], Evidence, Evidence], ShareChange],
+        features: Features | None = None,
     ) -> ShareChange:
         """Return the change between the shares at two cuts, the same each time.
 
         If the share at ``end`` is not stored, ``compute`` returns it from the share at ``start``,
         and the answers whose log losses are and are not part of earlier shares. It is not stored if
-        answers were forgotten meanwhile.
+        answers were forgotten meanwhile. Shares of other ``features`` are computed again.
         """
+        units = b"" if features is None else features.to_json().encode()
+        with self.transaction():
+            if units != (self.secure_part("units") or b""):
+                self.execute("DELETE FROM shares WHERE cut > ? AND share IS NOT NULL", start)
+                self.keep_secure_part("units", units)
         first, scored = self._share_span(start, end)
         if start < end and not self.has_share(end):
             known, new = self.answers(first, scored), self.answers(scored, end)
@@ -744,13 +814,13 @@ class DuelStore(Database):
     # Secure sums: which answers reports cover (clients/vault/ledger.py), and the last report. It
     # stays after answers were forgotten or pruned: it contains them only in encrypted form.
 
-    def secure_part(self, part: Literal["journal", "report"]) -> bytes | None:
-        """Return a part of the state of secure sums, or None if it is not stored."""
+    def secure_part(self, part: Part) -> bytes | None:
+        """Return a part of the state, or None if it is not stored."""
         content: bytes | None = self.value("SELECT content FROM secure WHERE name = ?", part)
         return content
 
-    def keep_secure_part(self, part: Literal["journal", "report"], content: bytes) -> None:
-        """Replace a part of the state of secure sums."""
+    def keep_secure_part(self, part: Part, content: bytes) -> None:
+        """Replace a part of the state."""
         with self.transaction():
             self.execute("INSERT OR REPLACE INTO secure VALUES (?, ?)", part, content)
 

@@ -40,6 +40,7 @@ from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from clients.vault.ledger import Journal, Last, Ledger, LedgerFile, Sent, day_of
 from fldb_flower.bandit.estimate import CommonPrior
+from fldb_flower.bandit.features import Features
 from fldb_flower.deployment.keys import load_helper_public_key
 from fldb_flower.errors import DataError, FldbError, SecureError, one_line, shown
 from fldb_flower.linalg.arrays import LARGEST, IntArray
@@ -209,6 +210,8 @@ class Vault:
                 f"the exchange has dimension={shared.settings.dimension}, and the device"
                 f" {self._config.dimension}"
             )
+        if shared.features is not None:
+            shared.features.expect(self._store.feature_names, str(self._store.path))
         if request.kind == ESTIMATE:
             with self._file.locked(), self._store.transaction():
                 _, journal = self._known()
@@ -321,7 +324,7 @@ class Vault:
         store, broadcast = self._store, shared.broadcast
         try:
             with np.errstate(all="ignore"), one_blas_thread():
-                uploads = UploadMaker(store, shared.settings)
+                uploads = UploadMaker(store, shared.settings, shared.features)
                 known = store.answers(0, counted if broadcast.shares else 0)
                 upload = uploads.report(broadcast, known, store.answers(counted, cut))
                 return integers_of(vector_of(upload, broadcast, shared.units, uploads.form))
@@ -340,11 +343,12 @@ class Vault:
             return journal
         try:
             with np.errstate(all="raise", under="ignore"), one_blas_thread():
-                uploads = UploadMaker(store, shared.settings)
+                uploads = UploadMaker(store, shared.settings, shared.features)
                 uploads.check(shared.broadcast)
                 received = uploads.synchronization(play, journal.counted, shared.duels)
                 dimension = self._config.dimension
-                learner = make_learner(store, received, dimension, store.answers())
+                scales = shared.features or Features.unscaled(dimension)
+                learner = make_learner(store, received, dimension, store.answers().scaled(scales))
                 if not (np.abs([learner.theta, learner.deviations()]) <= LARGEST).all():
                     raise FloatingPointError(f"a number is not finite, or above {LARGEST:g}")
             store.synchronize(received)

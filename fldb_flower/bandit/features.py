@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,10 @@ from fldb_flower.system.files import read_file
 
 _MOST_BYTES = 2**24
 _LEAST, _LARGEST = 1e-100, 1e100  # of a scale
-_VALID = "it must have the header feature,scale and a line per feature with a scale above 0"
+_VALID = (
+    "it must have the header feature,scale and a line per feature with a scale above 0, or be an"
+    " arms.csv with the header arm,FEATURE,... and numbers"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +60,19 @@ class Features:
         array = np.asarray(arms, dtype=np.float64)
         largest = np.abs(array).max(axis=0)  # a power of 2 as the unit: squares do not overflow
         unit = np.exp2(np.frexp(largest)[1].astype(float))
-        return cls(
-            _usable(unit * (array / unit).std(axis=0)), None if names is None else tuple(names)
-        )
+        array = array / unit
+        scales = unit * (array - array[:1]).std(axis=0)  # exactly 0 if all are equal
+        return cls(_usable(scales), None if names is None else tuple(names))
 
     @classmethod
     def of_squares(cls, squares: FloatArray, names: Sequence[str] | None = None) -> Features:
         """Return scales from the mean squared differences of two arms, (d,)."""
         return cls(_usable(np.sqrt(0.5 * squares)), None if names is None else tuple(names))
+
+    @classmethod
+    def unscaled(cls, dimension: int) -> Features:
+        """Return d features with a scale of 1, which change no number, and without names."""
+        return cls(np.ones(dimension))
 
     @property
     def dimension(self) -> int:
@@ -71,9 +80,9 @@ class Features:
         return len(self.scales)
 
     def scaled(self, values: object) -> FloatArray:
-        """Return features or differences without a unit, (..., d)."""
+        """Return features or differences without a unit, (..., d); their squares are finite."""
         array: FloatArray = np.asarray(values, dtype=np.float64) / self.scales
-        return array
+        return array.clip(-2.0 * _LARGEST, 2.0 * _LARGEST)
 
     def per_unit(self, theta: FloatArray) -> FloatArray:
         """Return coefficients per unit of the user, from those of scaled features, (..., d)."""
@@ -87,14 +96,17 @@ class Features:
     @classmethod
     def from_json(cls, text: str) -> Features:
         """Return what :meth:`to_json` wrote; ValueError if it is something else."""
-        value = json.loads(text)
-        if not isinstance(value, dict) or value.keys() != {"scales", "names"}:
-            raise ValueError("features are not an object with scales and names")
-        names, scales = value["names"], np.array(value["scales"], dtype=np.float64)
+        try:
+            value = json.loads(text)
+            names, scales = value["names"], np.array(value["scales"], dtype=np.float64)
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+            raise ValueError("features are not an object with scales and names") from None
         if scales.ndim != 1 or not ((scales >= _LEAST) & (scales <= _LARGEST)).all():
             raise ValueError(f"features have scales that are not from {_LEAST:g} to {_LARGEST:g}")
         if names is not None and (
-            len(names) != len(scales) or not all(isinstance(name, str) for name in names)
+            not isinstance(names, list)
+            or len(names) != len(scales)
+            or not all(isinstance(name, str) for name in names)
         ):
             raise ValueError("features have other names than one text per scale")
         return cls(scales, None if names is None else tuple(names))
@@ -108,8 +120,22 @@ class Features:
             )
 
 
+def parse_features(text: Any, what: str) -> Features:
+    """Return the features in a text from elsewhere; DataError if it has none."""
+    try:
+        return Features.from_json(text)
+    except ValueError as reason:
+        raise DataError(f"{what}: {reason}") from None
+
+
+def mean_squares(arms: FloatArray) -> FloatArray:
+    """Return the mean squared difference of two of at least two arms (K, d), per feature (d,)."""
+    squares: FloatArray = 2.0 * (arms - arms[0]).var(axis=0, ddof=1)  # exactly 0 if all are equal
+    return squares
+
+
 def read_features(file: Path) -> Features:
-    """Return the features that a CSV file declares, with the header ``feature,scale``."""
+    """Return the features of a CSV file: with the header ``feature,scale``, or with arms."""
     try:
         text = read_file(file, _MOST_BYTES).decode("utf-8-sig")
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(row)]
@@ -117,7 +143,10 @@ def read_features(file: Path) -> Features:
         raise DataError(f"{one_line(file)}: cannot be read ({error.strerror}); {_VALID}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{one_line(file)}: {one_line(error)}; {_VALID}") from None
-    if not rows or [field.strip() for field in rows[0]] != ["feature", "scale"] or not rows[1:]:
+    header = [field.strip() for field in rows[0]] if rows else []
+    if header[:1] == ["arm"] and rows[2:]:
+        return _of_table(file, header, rows[1:])
+    if header != ["feature", "scale"] or not rows[1:]:
         raise DataError(f"{one_line(file)}: {_VALID}")
     scales: dict[str, float] = {}
     for row in rows[1:]:
@@ -130,6 +159,19 @@ def read_features(file: Path) -> Features:
             )
         scales[name] = scale
     return Features(np.array([*scales.values()]), tuple(scales))
+
+
+def _of_table(file: Path, header: list[str], rows: list[list[str]]) -> Features:
+    names = header[1:]
+    for row in rows:
+        if len(row) != len(header) or not names or len({*names} - {""}) < len(names):
+            raise DataError(f"{one_line(file)}: {shown(','.join(row))}: {_VALID}, each name once")
+        for name, text in zip(names, row[1:], strict=True):
+            number = finite_number(text.strip())
+            if number is None or abs(number) > _LARGEST:
+                fault = f"{shown(name)} of {shown(row[0])} is {text[:40]!r}"
+                raise DataError(f"{one_line(file)}: {fault}; {_VALID}")
+    return Features.of_arms([[float(text) for text in row[1:]] for row in rows], names)
 
 
 def _usable(scales: FloatArray) -> FloatArray:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fldb_flower.bandit.features import Features, parse_features
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.exchange import (
     MATRICES,
@@ -48,6 +49,7 @@ class Shared:
     settings: Settings  # of the server's run, as far as a device needs them
     duels: int  # about the number, of all devices, that the estimate is based on
     units: dict[str, float]  # of the parts of the vector; empty if nothing is requested
+    features: Features | None = None  # of the federation
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes."""
@@ -62,13 +64,15 @@ class Shared:
             "settings": {**chosen, "lambda_": settings.ridge},
             "units": self.units,
         }
+        if self.features is not None:
+            fields["features"] = self.features.to_json()
         return framed(fields, vector.astype("<f8").tobytes())
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Shared:
         """Invert :meth:`to_bytes`; raise DataError if the bytes are damaged."""
         names = ("duels", "header", "privacy", "settings", "units")
-        fields, body = unframed(content, _WHAT, names)
+        fields, body = unframed(content, _WHAT, names, ("features",))
         duels = checked_integer(fields["duels"], f"duels of {_WHAT}", 0, 2**53)
         values = checked_fields(fields["settings"], f"settings of {_WHAT}", _SETTINGS)
         private = checked_fields(fields["privacy"], f"privacy of {_WHAT}", _PRIVACY)
@@ -82,11 +86,14 @@ class Shared:
             raise DataError(f"{_WHAT} is damaged: {reason}") from None
         if broadcast.play is None or broadcast.scope != "fresh" or broadcast.loss:
             raise DataError(f"{_WHAT} asks about earlier answers, or for a loss")
+        features = parse_features(fields["features"], _WHAT) if "features" in fields else None
+        if features is not None and features.dimension != settings.dimension:
+            raise DataError(f"{_WHAT} has scales of {features.dimension} features")
         units = fields["units"]
         if broadcast.learns:
             for name in checked_fields(units, f"units of {_WHAT}", parts_of(broadcast)):
                 _check_size(units[name], f"the unit of {name}")
-        return cls(broadcast, settings, duels, units if broadcast.learns else {})
+        return cls(broadcast, settings, duels, units if broadcast.learns else {}, features)
 
 
 def _check_size(value: Any, what: str) -> None:

@@ -134,6 +134,8 @@ class DevicesSettings(Checked, group="devices"):
     :at_least: Connected devices required to start a round.
     :first_duels: Duels of all devices required by the first round; auto: 2 * dimension.
     :max_duels: Maximum number of duels per device and round; the others wait for the next round.
+    :features: Absolute path of a file with the names and scales of the features, the same for all
+        devices: feature,scale or an arms.csv; estimates then do not depend on units. Empty: none.
     :federation: secure: name of the federation, as in the devices' vault.toml.
     :helper: secure: address of the helper, like https://helper.example.org.
     :helper_key: secure: absolute path of the helper's public key.
@@ -145,6 +147,7 @@ class DevicesSettings(Checked, group="devices"):
     at_least: int = setting(1, COUNT)
     first_duels: int | str = setting(AUTO, COUNT)
     max_duels: int = setting(10_000, COUNT)
+    features: str = ""
     federation: str = "fldb"
     helper: str = ""
     helper_key: str = ""

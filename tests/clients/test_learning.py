@@ -28,6 +28,7 @@ def answer(agent, arms, theta, count, rng):
     duels = []
     for _ in range(count):
         duel = agent.propose(arms)
+        agent.offers = [*getattr(agent, "offers", []), arms]
         difference = arms[duel.first] - arms[duel.second]
         first = rng.random() < mu(difference @ theta)
         agent.record(duel.id, "first" if first else "second")
@@ -35,10 +36,19 @@ def answer(agent, arms, theta, count, rng):
     return duels
 
 
-def posterior(agent, precision, mean):
-    """Return theta and the covariance given all answers, by SciPy's minimiser."""
+def scales(offers):
+    """Root of the mean variance within the first 1, 2, 4, ... offers."""
+    count = 2 ** int(np.log2(len(offers)))
+    return np.sqrt(np.mean([arms.var(axis=0, ddof=1) for arms in offers[:count]], axis=0))
+
+
+def posterior(agent, precision, mean, s=1.0):
+    """Return theta and the covariance given all answers, by SciPy's minimiser.
+
+    The prior is of features divided by ``s``, and the result per unit of the features.
+    """
     duels = agent.store.answers()
-    x, y = duels.differences, duels.preferences
+    x, y = duels.differences / s, duels.preferences
 
     def objective(theta):
         z, off = x @ theta, theta - mean
@@ -46,14 +56,16 @@ def posterior(agent, precision, mean):
 
     theta = minimize(objective, mean, method="BFGS", options={"gtol": 1e-9}).x
     p = mu(x @ theta)
-    return theta, np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x + precision)
+    covariance = np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x + precision)
+    s = s * np.ones(D)
+    return theta / s, covariance / np.outer(s, s)
 
 
 # --- estimates -------------------------------------------------------------------------------
 
 
-def check_posterior(agent, precision, mean):
-    theta, covariance = posterior(agent, precision, mean)
+def check_posterior(agent, precision, mean, s=1.0):
+    theta, covariance = posterior(agent, precision, mean, s)
     found = agent.explain()
     np.testing.assert_allclose(found.weights, theta, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.deviations, np.sqrt(np.diag(covariance)), rtol=1e-5)
@@ -65,18 +77,19 @@ def check_posterior(agent, precision, mean):
     assert agent.predict(arms[1], arms[0]) == pytest.approx(1 - right, abs=1e-5)
 
 
-def alone(agent):
+def alone(agent, s):
     """Return the prior of a device that never met a server: variance 1 / lambda_0 + v."""
-    squares = (agent.store.answers().differences ** 2).sum(axis=1)
+    squares = ((agent.store.answers().differences / s) ** 2).sum(axis=1)
     scale = squares.mean() / 10
     return np.eye(D) * scale / (1 / 1.0 + 0.1)
 
 
 def test_without_a_server_the_posterior_is_that_of_the_own_answers(agent):
-    rng = np.random.default_rng(0)
+    rng, units = np.random.default_rng(0), np.array([1.0, 0.3, 2.0])
     for count in (1, 1, 7, 30):
-        answer(agent, rng.normal(size=(6, D)), np.array([1.0, -1.0, 0.5]), count, rng)
-        check_posterior(agent, alone(agent), np.zeros(D))
+        answer(agent, rng.normal(size=(6, D)) * units, np.array([1.0, -1.0, 0.5]), count, rng)
+        s = scales(agent.offers)
+        check_posterior(agent, alone(agent, s), np.zeros(D), s)
 
 
 def personal(agent, prior, counted, **parameters):
@@ -197,7 +210,8 @@ def test_rank_asks_the_most_informative_pair(path):
     with PreferenceAgent(path, purpose="rank") as agent:
         answer(agent, rng.normal(size=(6, D)), theta, 1, rng)
         for _ in range(25):
-            mean, covariance = posterior(agent, alone(agent), np.zeros(D))
+            s = scales([*agent.offers, arms])
+            mean, covariance = posterior(agent, alone(agent, s), np.zeros(D), s)
             gains = {}
             for (first, second), repeats in asked.items():
                 x = arms[first] - arms[second]

@@ -588,6 +588,7 @@ UNUSABLE = {
             "counted": (1.0, True, MISSING, 2, 9, 2**60),
             "upto": ([3], MISSING),
             "device": (5, MISSING),
+            "features": (5, "x", '{"scales": [1, 1]}', '{"names": null, "scales": [1, 1, 0]}'),
             "header": (
                 MISSING,
                 [4, 4, 1],
