@@ -116,8 +116,10 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
     1     2  milk     0.00   1.0     1.0
     2     3  mate    -0.59   0.0     2.0
     """
-    is_table = isinstance(comparisons, pd.DataFrame)
-    data = parse_comparisons(comparisons) if is_table else read_comparisons(Path(comparisons))
+    if isinstance(comparisons, pd.DataFrame):
+        data = parse_comparisons(comparisons)
+    else:
+        data = read_comparisons(Path(comparisons))
     several = len(data.people) > 1
     common, variance = _fit(data, ridge, 0.0), None
     logits = [common.left_out]
@@ -167,9 +169,9 @@ def _fit(data: Comparisons, ridge: float, variance: float) -> Fit:
     """
     size = len(data.items)
     if variance == 0.0:
-        utilities, hessian = _posterior(data, ridge, np.zeros(size), np.zeros(size))
+        point, hessian = _posterior(data, ridge, np.zeros(size), np.zeros(size))
         covariance = np.linalg.inv(hessian)
-        return Fit(utilities, _centred(covariance), _left_out(data, utilities, covariance))
+        return Fit(point, _centred(covariance), _left_out(data, point, covariance))
     order = np.argsort(data.person, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(data.person, minlength=len(data.people)))[:-1])
     own = [_renumbered(data.of(each)) for each in rows]
@@ -185,7 +187,8 @@ def _fit(data: Comparisons, ridge: float, variance: float) -> Fit:
             shift[items] += gain @ (data_part @ point - (mean - point) / variance)
             points[place] = point
             fits.append((gain, hessian))
-        before, utilities = utilities, np.linalg.solve(precision, shift)
+        before = utilities
+        utilities = np.linalg.solve(precision, shift).astype(np.float64, copy=False)
         if np.abs(utilities - before).max() < 1e-9 * (1.0 + np.abs(utilities).max()):
             break
     else:
