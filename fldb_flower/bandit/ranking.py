@@ -188,7 +188,7 @@ def _fit(data: Comparisons, ridge: float, variance: float) -> Fit:
             points[place] = point
             fits.append((gain, hessian))
         before = utilities
-        utilities = np.linalg.solve(precision, shift).astype(np.float64, copy=False)
+        utilities = np.asarray(np.linalg.solve(precision, shift), dtype=np.float64)
         if np.abs(utilities - before).max() < 1e-9 * (1.0 + np.abs(utilities).max()):
             break
     else:
