@@ -128,8 +128,9 @@ class UploadMaker:
         try:
             units = units_of(*sizes_and_weights(broadcast, settings))
             if broadcast.shares:
-                known = self._store.answers(0, start).scaled(self._scales)
-                share = self._learner(broadcast).limited(known, duels, units)
+                spans = (0, start), (start, end)  # without forgotten answers
+                known, new = (self._store.answers(*each).scaled(self._scales) for each in spans)
+                share = self._learner(broadcast).limited(known, new, units)
                 upload: AnyUpload = ShareUpload(count, *share._replace(members=members))
             else:
                 parts = broadcast, self._clipped(duels), duels.preferences, 1, self.form

@@ -21,7 +21,6 @@ from fldb_flower.deployment.keys import load_helper_public_key
 from fldb_flower.errors import FederationError, FldbError, PrivacyError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
-from fldb_flower.linalg.arrays import to_numpy
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.runs.directory import MODEL, SUMMARY, ResultsDirectory
 from fldb_flower.secure.protocol import task_of
@@ -281,7 +280,7 @@ class DeviceServer:
 
     def advise(self, counted: Tally) -> None:
         """Say what to change if units spoil the estimate, or if predictions get worse."""
-        matrix = to_numpy(self.strategy.algorithm.information)
+        matrix = np.asarray(self.strategy.algorithm.information)
         squares = matrix if matrix.ndim == 1 else np.diagonal(matrix)
         ridge = self._settings.ridge / self._settings.kappa_mu  # alone if a feature never varied
         squares = squares[(squares > 0.0) & ~np.isclose(squares, ridge, rtol=1e-9, atol=0.0)]
