@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 import fldb_flower as fldb
 from fldb_flower.algorithms.ons import FLDBONS
 from fldb_flower.algorithms.personal import FLDBPersonal
-from fldb_flower.bandit import preference
 from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.bandit.estimates import OwnEstimates, PersonalEstimates
 from fldb_flower.bandit.policies import make_policy
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.errors import SettingsError
-from fldb_flower.federation.exchange import Broadcast, Federation, ShareUpload, statistics
+from fldb_flower.federation.exchange import Federation, ShareUpload, statistics
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
-from fldb_flower.settings import from_nested
+from fldb_flower.settings import Settings, from_nested
 
 D, AGENTS, VARIANCE = 3, 2, 0.3
 property_test = hypothesis_settings(deadline=None, derandomize=True, max_examples=25)
@@ -202,7 +201,7 @@ def test_what_cannot_forget_is_refused():
     for values, message in (
         (
             {"algorithm": "fldb_ogd"},
-            r"needs algorithm fldb_ons or fldb_personal or alone or ldb, n",
+            r"needs algorithm fldb_ons or fldb_personal or alone or ldb, not fldb_ogd$",
         ),
         ({"algorithm": "fldb_gd"}, r"half_life=5 \(from a test\): needs .*, not fldb_gd$"),
         ({"algorithm": "random"}, r", not random$"),
@@ -210,8 +209,9 @@ def test_what_cannot_forget_is_refused():
             {"algorithm": "ldb", "refit_ratio": 1.5},
             r"^refit_ratio=1.5 .*must be 1 with half_life=5",
         ),
-        ({"algorithm": "fldb_ons", "mode": "devices"}, "use algorithm=fldb_personal$"),
         ({"algorithm": "fldb_ons", "half_life": 0}, r"^half_life=0 .* at least 0.01 and at most"),
     ):
         with pytest.raises(SettingsError, match=message):
             chosen(**{"half_life": 5, **values})
+    with pytest.raises(SettingsError, match=r"^half_life=5 .*; use algorithm=fldb_personal$"):
+        Settings(mode="devices", algorithm="fldb_ons", half_life=5)
