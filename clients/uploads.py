@@ -107,7 +107,7 @@ class UploadMaker:
             if broadcast.shares:
                 known, new = self._store.answers(0, start), self._store.answers(start, end)
                 share = self._learner(broadcast).limited(known, new, units)
-                upload = ShareUpload(count, *share._replace(members=members))
+                upload: AnyUpload = ShareUpload(count, *share._replace(members=members))
             else:
                 parts = broadcast, self._clipped(duels), duels.preferences, 1, self.form
                 upload = limited_statistics(*parts, units=units)

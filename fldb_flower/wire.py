@@ -5,8 +5,8 @@ Symmetric matrices travel as their upper triangle, or in another form of
 :mod:`fldb_flower.linalg.linear`: half the bytes, and an upload cannot be asymmetric.
 
 Broadcast vector: theta_hat (d) if statistics are requested; then theta_sync (d) and the triangle
-of W_sync (d (d + 1) / 2) if agents select arms with the server's estimate. With FLDB-Personal: c
-(d), the triangle of the sum of M_i, v and the scale.
+of W_sync, or A of FLDB-ONS (d (d + 1) / 2), if agents select arms with the server's estimate. With
+FLDB-Personal: c (d), the triangle of the sum of M_i, v and the scale.
 Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triangle and
 the loss (1), each if the broadcast requests it. Empty if no statistics are requested. With
 FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, the squares
@@ -226,30 +226,41 @@ def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) ->
 def encode_upload(upload: AnyUpload, broadcast: Broadcast) -> FloatArray:
     """Return the statistics of an upload as one vector; outcomes travel beside it."""
     parts = [(name, getattr(upload, name)) for name in broadcast.parts]
-    return _vector([pack(part) if name in MATRICES else np.ravel(part) for name, part in parts])
+    return _vector([
+        pack(part) if name in MATRICES else np.array([part]) if name in NUMBERS else part
+        for name, part in parts
+    ])  # fmt: skip
 
 
 def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form) -> Any:
     """Invert :func:`encode_upload`; raise UploadError for a wrong shape, dtype or number."""
     parts = broadcast.parts
-    lengths = [length_of(part, form) for part in parts]
+    size, places = _layout(parts, form)
     if vector.dtype != np.float64:
         raise UploadError(f"dtype {vector.dtype} instead of float64")
-    if vector.shape != (sum(lengths),):
-        raise UploadError(f"shape {vector.shape} instead of {(sum(lengths),)}")
+    if vector.shape != (size,):
+        raise UploadError(f"shape {vector.shape} instead of {(size,)}")
     with np.errstate(over="ignore", invalid="ignore"):  # raised below as an error
         square = float(vector @ vector)  # one fast pass, which overflow fails too
     if not math.isfinite(square):
         raise UploadError("a number that is not finite, or too large to square")
     if not parts:
         return Upload(num_duels, np.zeros(form.dimension), form.zeros())
-    values: dict[str, Any] = dict(zip(parts, _parts(vector, lengths), strict=True))
-    for name in parts:
-        if name in MATRICES:
-            values[name] = form.unpack(values[name])
-        elif name in NUMBERS:
-            values[name] = float(values[name][0])
+    values: dict[str, Any] = {}
+    for name, place in zip(parts, places, strict=True):
+        part = vector[place]
+        is_number = name in NUMBERS
+        values[name] = (
+            form.unpack(part) if name in MATRICES else float(part[0]) if is_number else part
+        )
     return (ShareUpload if broadcast.shares else Upload)(num_duels, **values)
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(parts: tuple[str, ...], form: Form) -> tuple[int, list[slice]]:
+    """Return the size of an upload's vector, and where its parts are."""
+    ends = [0, *itertools.accumulate(length_of(part, form) for part in parts)]
+    return ends[-1], [slice(*place) for place in itertools.pairwise(ends)]
 
 
 def decode_outcomes(header: UploadHeader, outcomes: Sequence[float]) -> Outcomes:
@@ -275,13 +286,18 @@ def _npy_header(size: int) -> bytes:
     return buffer.getvalue()
 
 
+@functools.cache
+def _flower() -> Any:
+    from flwr import app  # noqa: PLC0415
+
+    return app
+
+
 def pack_vector(vector: FloatArray) -> ArrayRecord:
     """Return a record of one vector of float64."""
-    from flwr.app import Array, ArrayRecord  # noqa: PLC0415
-
-    record = ArrayRecord()  # with an argument, it copies every array
+    record: ArrayRecord = _flower().ArrayRecord()  # with an argument, it copies every array
     data = _npy_header(vector.size) + vector.tobytes()
-    record["0"] = Array("float64", vector.shape, "numpy.ndarray", data)
+    record["0"] = _flower().Array("float64", vector.shape, "numpy.ndarray", data)
     return record
 
 
@@ -290,9 +306,7 @@ def unpack_vector(record: Any, max_mb: float = math.inf) -> FloatArray:
 
     Raise ValueError unless the record is that of one vector of float64, of at most ``max_mb`` MiB.
     """
-    from flwr.app import ArrayRecord  # noqa: PLC0415
-
-    arrays = list(record.values()) if isinstance(record, ArrayRecord) else []
+    arrays = list(record.values()) if isinstance(record, _flower().ArrayRecord) else []
     if len(arrays) != 1:
         raise ValueError(f"{type(record).__name__} with {len(arrays)} arrays instead of one")
     data = arrays[0].data

@@ -59,7 +59,7 @@ class FaultyGrid(LossyGrid):
         if partition is None:
             return set()
         if self.fault is not None:
-            header: Any = message.content["config"]["header"]  # type: ignore[index]
+            header: Any = message.content["config"]["header"]
             return self.fault(partition, BroadcastHeader(*header))
         loss = self.loss(message)
         luck = self.stream(partition, message.metadata.group_id).random(len(FAULTS))

@@ -41,7 +41,6 @@ import capacity
 from clients.device import DeviceAgent, Limits
 from clients.store import DuelStore
 from fldb_flower.bandit.streams import keyed_generator
-from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.wire import content_bytes, pack_vector, unpack_vector
 from simulations.local_federation import LocalFederation
@@ -153,7 +152,7 @@ class Person:
     def __init__(self, path: Path, settings: Settings, number: int) -> None:
         self.path, self._settings = path, settings
         self._generator = keyed_generator(settings.seed, "deployment", number)
-        self.answers: list[tuple[FloatArray, float]] = []  # difference and preference
+        self.answers = 0
         self.sizes = [0, 0]  # bytes of the last message of our app, and of the reply
 
     def __call__(self, message: Message) -> RecordDict:
@@ -163,22 +162,17 @@ class Person:
         content: Any = message.content
         config = dict(content["config"])
         with DuelStore(self.path) as store:
-            if config["upto"] < 0:
-                for _ in range(3):
-                    self._answer(store)
+            for _ in range(3 if config["upto"] < 0 else 0):
+                difference = self._generator.standard_normal(self._settings.dimension)
+                proposal = store.propose(difference, np.nan, expire_after=60.0)
+                chance = 1 / (1 + np.exp(-difference.sum()))
+                store.record([(proposal.id, float(self._generator.random() < chance))])
+                self.answers += 1
             agent = DeviceAgent(store, self._settings, Limits(min_duels=1))
             arrays, _, config = agent.fit([unpack_vector(content["arrays"])], config)
         reply = RecordDict({"arrays": pack_vector(arrays[0]), "config": ConfigRecord(config)})
         self.sizes = [content_bytes(content), content_bytes(reply)]
         return reply
-
-    def _answer(self, store: DuelStore) -> None:
-        difference = self._generator.standard_normal(self._settings.dimension)
-        proposal = store.propose(difference, np.nan, expire_after=60.0)
-        chance = 1 / (1 + np.exp(-difference.sum()))
-        preference = float(self._generator.random() < chance)
-        store.record([(proposal.id, preference)])
-        self.answers.append((difference, preference))
 
 
 class Nodes:
@@ -291,11 +285,11 @@ class Load:
     The SuperLink has its database in a ``file`` or in ``memory``.
     """
 
-    def __init__(self, folder: Path, database: str, first_round: str = "step") -> None:
+    def __init__(self, folder: Path, database: str) -> None:
         options = ["--database", str(folder / "superlink.db")] if database == "file" else []
         self.federation = LocalFederation(folder, 0, options=options)
-        self._chosen = {"algorithm": "fldb-ons", "dimension": 5, "first_round": first_round}
-        flat = {name.replace("_", "-"): value for name, value in self._chosen.items()}
+        flat = {"algorithm": "fldb-ons", "dimension": 5, "first-round": "step"}
+        self._chosen = {name.replace("-", "_"): value for name, value in flat.items()}
         self._settings = from_flat({**flat, "mode": "devices"}, "a measurement")
         self.people: list[Person] = []
         self._nodes = Nodes(self.federation.address, folder / "keys" / "ca.crt")

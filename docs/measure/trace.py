@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "strategies")]
+TESTS = ROOT / "tests"
+sys.path[:0] = [str(each) for each in (ROOT, TESTS, TESTS / "clients", TESTS / "strategies")]
 
 from fldb_flower.federation.exchange import Federation  # noqa: E402
 

@@ -109,8 +109,9 @@ def _bounds(
     parts = {name: array(name) for name in ("gradient", "information")}
     parts |= {name: array(name) for name in ("hessian", "loss") if getattr(broadcast, name)}
     gradient, information = parts["gradient"], parts["information"]
-    flat = np.hstack([np.abs(part).reshape(len(count), -1) for part in parts.values()])
-    yield "numbers other than 0, of no duels", flat.max(axis=1), np.where(count, np.inf, 0.0)
+    flat = [np.abs(part).reshape(len(count), -1) for part in parts.values()]
+    largest_number = np.concatenate(flat, axis=1).max(axis=1)
+    yield "numbers other than 0, of no duels", largest_number, np.where(count, np.inf, 0.0)
     rounding = np.full(len(count), theta.size * _ENTRY)  # of an eigenvalue
     of_form = _of_diagonals if information.ndim == 2 else _of_matrices
     sizes = of_form(gradient, information, theta, duels, rounding)

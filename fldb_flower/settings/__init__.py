@@ -79,6 +79,8 @@ class EnvironmentSettings(Checked, group="environment"):
     :play: duels: replay, the policy selects pairs and gets recorded answers; predict, recorded
         duels are shown in random order; auto: replay if at least half of the people answered at
         least 90% of the pairs.
+    :scale: duels, play=replay: catalogue, features are divided by their standard deviations over
+        the arms, so that units do not matter; none, they are used as they are.
     :max_people: duels: maximum number of people, the first in duels.csv; 0: no limit.
     :min_answers: duels: people with fewer answers are left out; predict: also below horizon.
     :users: movielens: drawn, each agent draws a user in each iteration, as in the paper;
@@ -89,6 +91,7 @@ class EnvironmentSettings(Checked, group="environment"):
     sigma: float = setting(0.0, Limits(0, MAX_SIGMA))
     path: str = ""
     play: str = setting(AUTO, (AUTO, "replay", "predict"))
+    scale: str = setting("catalogue", ("catalogue", "none"))
     max_people: int = setting(0, FROM_ZERO)
     min_answers: int = setting(0, FROM_ZERO)
     users: str = setting("drawn", ("drawn", "persistent"))

@@ -22,7 +22,8 @@ MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
 _NUMBERS = {"num_agents": 100, "horizon": 500, "dimension": 5}
 """Values of settings that are auto, unless the environment's data determine them."""
 ENVIRONMENT_OF = {
-    "users": "movielens", "play": "duels", "max_people": "duels", "min_answers": "duels"
+    "users": "movielens", "play": "duels", "scale": "duels", "max_people": "duels",
+    "min_answers": "duels",
 }  # fmt: skip
 """Settings of one environment only."""
 SELECTION_SETTINGS = (
@@ -73,6 +74,7 @@ def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             ("environment.path", "movielens", "duels"),
             ("environment.users", "movielens"),
             ("environment.play environment.max_people environment.min_answers", "duels"),
+            ("environment.scale", "duels"),
         ):
             yield names, other("environment.name", *valid)
     yield "engine.num_nodes", other("engine.name", "inprocess", "flower")
@@ -123,7 +125,7 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "lambda", confidence or (not_selected if name == "fldb_ons" else "")
     if name != "fldb_ogd" or values.get("projection_radius") != AUTO:  # a radius of the theory
         yield "kappa_mu delta", confidence or not_selected
-    yield "selection beta_scale ons_width personal_width", not_selected
+    yield "selection beta_scale ons_width personal_width environment.scale", not_selected
 
 
 # --- values that follow from other settings --------------------------------------------------

@@ -18,7 +18,7 @@ NOT_NEEDED = {
     *("fldb_flower.bandit.estimates", "fldb_flower.bandit.newton"),
     *("fldb_flower.bandit.policies", "fldb_flower.bandit.selection", "fldb_flower.deployment"),
     *("fldb_flower.environments", "fldb_flower.privacy", "fldb_flower.runs"),
-    *("fldb_flower.secure.protocol", "fldb_flower.secure.protocol", "simulations", "strategies"),
+    *("fldb_flower.secure.protocol", "simulations", "strategies"),
 }
 """Modules that a reply without FLDB-Personal must not import."""
 

@@ -7,11 +7,14 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from conftest import nested
+from hypothesis import strategies as st
 from test_resume import kill_at, results
 
 from fldb_flower.bandit.streams import AgentStreams
@@ -66,6 +69,9 @@ def write(folder, arms, duels):
     return folder
 
 
+RAW = {"environment__play": "replay", "environment__scale": "none"}
+
+
 def settings(folder, **values):
     base = {"environment__name": "duels", "environment__path": str(folder), "num_arms": 3}
     return from_nested(nested(**{**base, **values}), "a test")
@@ -113,7 +119,7 @@ def regret_of(chosen):
 
 
 def test_rewards_are_borda_scores(study):
-    chosen = settings(study, environment__play="replay")
+    chosen = settings(study, **RAW)
     contexts = make_environment(chosen, range(2)).contexts(AgentStreams(0, range(2)), 5)
     for agent, borda in enumerate(BORDA):
         for features, rewards in zip(
@@ -125,7 +131,7 @@ def test_rewards_are_borda_scores(study):
 
 
 def test_arms_are_drawn_uniformly(study):
-    chosen = settings(study, environment__play="replay", num_arms=2)
+    chosen = settings(study, **RAW, num_arms=2)
     contexts = make_environment(chosen, range(2)).contexts(AgentStreams(0, range(2)), 3000)
     pairs = [f"{arm_of(a)}{arm_of(b)}" for a, b in contexts.features.reshape(-1, 2, 2)]
     counts = [pairs.count(pair) for pair in ("AB", "BA", "AC", "CA", "BC", "CB")]
@@ -135,7 +141,7 @@ def test_arms_are_drawn_uniformly(study):
 
 @pytest.mark.parametrize("together", [1, 4])
 def test_each_pair_is_answered_once_in_either_order(study, together):
-    chosen = settings(study, environment__play="replay")
+    chosen = settings(study, **RAW)
     environment = make_environment(chosen, range(2))
     streams, rng = AgentStreams(0, range(2)), np.random.default_rng(1)
     asked = [set(), set()]
@@ -158,7 +164,7 @@ def test_each_pair_is_answered_once_in_either_order(study, together):
 
 def test_agents_learn_from_each_pair_once(study):
     """A long random run has asked all pairs: its sums are those of one duel per pair."""
-    chosen = settings(study, environment__play="replay", algorithm="random", horizon=80)
+    chosen = settings(study, **RAW, algorithm="random", horizon=80)
     upload = play(chosen, 80)
     gradient, information = np.zeros(2), np.zeros((2, 2))
     for shares in SHARES:
@@ -172,7 +178,7 @@ def test_agents_learn_from_each_pair_once(study):
 
 def test_regret_counts_repeated_pairs_too(study):
     """Random pairs of three arms lose two thirds of the sum of the gaps, in each iteration."""
-    chosen = settings(study, environment__play="replay", algorithm="random", horizon=4000)
+    chosen = settings(study, **RAW, algorithm="random", horizon=4000)
     regret = regret_of(chosen)
     lost = [2 * (max(borda.values()) - np.mean(list(borda.values()))) for borda in BORDA]
     assert regret.mean() == pytest.approx(np.mean(lost), rel=0.03)
@@ -253,6 +259,52 @@ def test_agents_learn_the_recorded_duels_whatever_the_policy_selects(study):
         assert not regret_of(chosen).any()
 
 
+# --- units -----------------------------------------------------------------------------------
+
+LEARNING = ("fldb_personal", "fldb_ogd", "fldb_ons", "ldb")
+
+
+def curves(folder, playing, algorithm):
+    """Return the regret, and in predict the losses, of each iteration."""
+    numbers = {"environment__play": playing, "algorithm": algorithm, "tau": 2, "num_arms": 4}
+    chosen = settings(folder, **numbers, horizon=12)
+    history = History(chosen.horizon)
+    vectorized.run(chosen, history)
+    return np.array([history.cumulative_regret, *(history.cumulative_predictions or ())])
+
+
+@hypothesis.given(
+    exponents=st.lists(st.integers(-20, 20), min_size=2, max_size=2),
+    factors=st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=2),
+    algorithm=st.sampled_from(LEARNING),
+    playing=st.sampled_from(["replay", "predict"]),
+)
+@hypothesis.settings(max_examples=25, deadline=None)
+def test_units_of_features_do_not_matter(exponents, factors, algorithm, playing):
+    """Equal to the bit for powers of two, and but for rounding for others."""
+    rng = np.random.default_rng(5)
+    table = np.column_stack([rng.standard_normal((6, 2)), rng.integers(0, 2, 6)])
+    better = table @ [1.0, -2.0, 0.5] + rng.standard_normal((3, 6))
+    lines = [
+        f"p{person},a{a},a{b},{int(better[person, a] > better[person, b])}"
+        for person in range(3)
+        for a in range(6)
+        for b in range(a)
+    ]
+    duels = "\n".join(["person,first,second,preference", *lines])
+
+    def found(factor):
+        rows = (table * [*factor, 1.0]).tolist()
+        arms = [f"a{n},{','.join(map(repr, row))}" for n, row in enumerate(rows)]
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder), "\n".join(["arm,x,y,z", *arms]), duels)
+            return curves(folder, playing, algorithm)
+
+    expected = found([1.0, 1.0])
+    assert (found(np.exp2(exponents)) == expected).all()
+    assert found(factors) == pytest.approx(expected, rel=1e-9)
+
+
 # --- what the study implies ------------------------------------------------------------------
 
 
@@ -316,7 +368,10 @@ def test_the_study_is_read_again_only_if_it_changes(study):
 
 
 def test_the_largest_difference_of_arms(study):
-    assert max_difference(settings(study)) == pytest.approx(math.hypot(2, 5))  # A and C
+    """A and C. By hand: the variance of 1, 0, 3 is 14 / 9, and that of 0, 2, 5 is 38 / 9."""
+    assert max_difference(settings(study, **RAW)) == pytest.approx(math.hypot(2, 5))
+    scaled = math.hypot(2 / math.sqrt(14 / 9), 5 / math.sqrt(38 / 9))
+    assert max_difference(settings(study)) == pytest.approx(scaled)
 
 
 def test_numbers_that_do_not_fit_the_study(study):
@@ -337,7 +392,8 @@ def test_numbers_that_do_not_fit_the_study(study):
 
 
 def test_settings_of_one_environment_are_refused_for_others():
-    for name, value in {"play": "replay", "max_people": 3, "min_answers": 3}.items():
+    values = {"play": "replay", "scale": "none", "max_people": 3, "min_answers": 3}
+    for name, value in values.items():
         message = rf"^environment\.{name}={value!r} \(from a test\): needs environment=duels, not s"
         with pytest.raises(SettingsError, match=message):
             from_nested({"environment": {name: value}}, "a test")

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,7 +13,6 @@ import refits
 import robust
 import secure
 import table as tables
-from fldb_flower.bandit.estimate import VARIANCES
 from fldb_flower.federation.history import History
 from fldb_flower.privacy.plan import ReleasePlan
 from fldb_flower.settings import from_nested
@@ -38,19 +36,6 @@ def test_a_result_file_contains_command_date_and_machine(monkeypatch, tmp_path):
 def test_each_result_file_is_of_a_table_or_of_runs():
     for name, content in measured.load().items():
         assert ("rows" in content) == (name in tables.MODULES), name
-
-
-def test_rules_for_v():
-    """Losses with the least value at 3, and at most one and three nats above it at 5 and 7."""
-    losses = np.full(11, 1000.0)
-    losses[[3, 5, 7]] = 500.0, 500.9, 502.5
-    for nats, place in ((0, 3), (1, 5), (3, 7)):
-        assert personal.within(nats)(losses, 10.0) == VARIANCES[place]
-    # 10 answers count a half or fully.
-    for tempering, eta in ((10.0, 0.5), (0.0, 1.0)):
-        weights = [1.0, math.exp(-0.9 * eta), math.exp(-2.5 * eta)]
-        mean = np.average(VARIANCES[[3, 5, 7]], weights=weights)
-        assert personal.mean(tempering)(losses, 10.0) == pytest.approx(mean)
 
 
 @pytest.fixture

@@ -1,27 +1,20 @@
 """A SuperLink under load, and the plan for many devices that is computed from it."""
 
-import csv
 import math
 
-import numpy as np
 import pytest
 from local_processes import logs_on_failure, processes_of
 
 import capacity
 import deployment
-from clients.store import DuelStore
 from deployment import Load
-from strategies.device_rounds import UPLOADS
-from strategies.devices import short_name
-
-D, RIDGE = 5, 1.0
 
 
 @pytest.mark.xdist_group("federation")
 @pytest.mark.exhaustive
 def test_light_nodes_count_each_answer_once(tmp_path):
-    """Two rounds with three nodes: theta is the central estimate from their answers."""
-    with logs_on_failure(tmp_path), Load(tmp_path, "memory", "minimise") as load:
+    """Two rounds with three nodes, and a message of the bare app between them."""
+    with logs_on_failure(tmp_path), Load(tmp_path, "memory") as load:
         load.grow(3)
         load.start()
         before = load.use()
@@ -36,39 +29,7 @@ def test_light_nodes_count_each_answer_once(tmp_path):
     assert used.requests >= 3 * (1 + 6 + 1 + 1 + 5)
     assert min(used.superlink, used.ours) > 0
     assert used.up > 3 * 1000
-    np.testing.assert_allclose(model["theta_sync"], central(load, tmp_path), rtol=1e-9)
-    assert model["duels"] == sum(len(person.answers) for person in load.people)
-
-
-def central(load, folder):
-    """Return theta of FLDB-ONS from the answers of each round, with independent formulas."""
-    tables, rounds, covered = {}, {}, {}
-    for person in load.people:
-        with DuelStore(person.path) as store:
-            rows = [[*difference, preference] for difference, preference in person.answers]
-            tables[short_name(store.device_id)] = np.array(rows)
-    with (folder / "server" / UPLOADS).open(newline="") as file:
-        for row in csv.DictReader(file):
-            start, end = int(row["start"]), int(row["end"])
-            assert start == covered.get(row["device"], 0)
-            covered[row["device"]] = end
-            rounds.setdefault(row["round"], []).append(tables[row["device"]][start:end])
-    assert covered == {name: len(table) for name, table in tables.items()}
-    first, second = (np.concatenate(rounds[number]) for number in ("1", "2"))
-    theta = np.zeros(D)
-    for _ in range(50):
-        gradient, hessian = derivatives(theta, first)
-        curvature = RIDGE * np.eye(D) + hessian
-        theta = theta - np.linalg.solve(curvature, gradient + RIDGE * theta)
-    curvature = RIDGE * np.eye(D) + derivatives(theta, first)[1]
-    gradient, hessian = derivatives(theta, second)
-    return theta - np.linalg.solve(curvature + hessian, gradient)
-
-
-def derivatives(theta, table):
-    x, y = table[:, :D], table[:, D]
-    p = 1 / (1 + np.exp(-x @ theta))
-    return x.T @ (p - y), (x * (p * (1 - p))[:, None]).T @ x
+    assert model["duels"] == sum(person.answers for person in load.people) >= 18
 
 
 def row(**changes):

@@ -5,10 +5,8 @@ the exact formula of the Gaussian mechanism, by SciPy.
 """
 
 import itertools
-import json
 import math
 from functools import cache
-from statistics import fmean
 
 import mpmath
 import pytest
@@ -192,34 +190,3 @@ def test_the_discrete_gaussian_is_close_to_a_rounded_one():
             rounded = mpmath.erfc((k - 0.5) / (s * mpmath.sqrt(2)))
             rounded = (rounded - mpmath.erfc((k + 0.5) / (s * mpmath.sqrt(2)))) / 2
             assert abs(rounded / discrete - 1) < 8 / s**2 < 2e-16
-
-
-def test_the_page_has_the_noise_of_a_tree():
-    """Over 16 rounds: levels with an answer, and nodes of a sum over the first rounds."""
-    rounds = len(ends_of_rounds("geometric", 1.5, 500))
-    levels = rounds.bit_length()
-    nodes = max(each.bit_count() for each in range(rounds + 1))
-    page_has(
-        f"`schedule=geometric` ({rounds} rounds)",
-        f"a variance of up to {nodes} x {levels} = {nodes * levels} units",
-        f"up to {rounds} with independent noise",
-    )
-
-
-def test_the_page_recommends_personal_estimates_where_they_are_better():
-    """Where FLDB-ONS has more regret than agents alone, FLDB-Personal has less."""
-    rows = json.loads((ROOT / "docs" / "results" / "privacy.json").read_text())["rows"]
-    found = {
-        (row["algorithm"], row["num_agents"], row["epsilon"]): fmean(row["regret"])
-        for row in rows
-        if (row["dimension"], row["sigma"]) == (5, 0.0)
-        and (row["unit"] == "none" or (row["unit"], row["parties"]) == ("person", 2))
-    }
-    worse = [
-        (agents, epsilon)
-        for (algorithm, agents, epsilon), regret in found.items()
-        if algorithm == "fldb_ons" and regret > found.get(("alone", agents, "none"), math.inf)
-    ]
-    assert len(worse) >= 2
-    for case in worse:
-        assert found["fldb_personal", *case] < found["fldb_ons", *case]

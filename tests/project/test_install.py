@@ -20,26 +20,6 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_sizes_of_shared_and_of_own_packages():
-    """Worked by hand: c is shared by two dependencies, and e is only in the extra."""
-    mega = 10**6
-    sizes = {
-        "a>=1": {"a": 3 * mega, "c": 2 * mega},
-        "b": {"b": mega, "c": 2 * mega},
-        install.CORE: {"a": 3 * mega, "b": mega, "c": 2 * mega},
-        install.DEVICE: {"b": mega, "c": 2 * mega},
-        "[x]": {"e": mega // 2, "c": 2 * mega},
-    }
-    found = install.table(sizes, ["a>=1", "b"])
-    assert found.values.tolist() == [
-        ["a>=1", 2, 5.0, 3.0],
-        ["b", 2, 3.0, 1.0],
-        [install.CORE, 3, 6.0, 6.0],
-        [install.DEVICE, 2, 3.0, 3.0],
-        ["[x]", 2, 2.5, 0.5],
-    ]
-
-
 def test_the_requirements_of_a_device_are_those_of_the_project():
     """Each is one of the project's, with the same versions, and without Flower's Ray."""
     extra = PROJECT["optional-dependencies"]["service"]

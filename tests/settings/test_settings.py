@@ -300,6 +300,8 @@ def test_values_that_follow_from_others():
     ]:
         values = {"algorithm": algorithm, "privacy": {"epsilon": epsilon}}
         assert from_nested(values, "x").takes_first_step is expected
+    for chosen, expected in (("step", True), ("minimise", False)):
+        assert Settings(first_round=chosen).takes_first_step is expected
 
 
 # --- round trips ---------------------------------------------------------------------------
