@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -96,9 +96,7 @@ def to_json(fields: Any) -> bytes:
     return text.encode()
 
 
-def from_json(
-    content: bytes, what: str, names: Iterable[str], optional: Collection[str] = ()
-) -> dict[str, Any]:
+def from_json(content: bytes, what: str, names: Iterable[str]) -> dict[str, Any]:
     """Return the fields of canonical bytes; raise DataError if they are others, or damaged."""
     try:
         fields = json.loads(content.decode("ascii"))
@@ -107,14 +105,12 @@ def from_json(
         raise DataError(f"{what} is not JSON in ASCII: {reason}") from None
     if not is_canonical:
         raise DataError(f"{what} is not in canonical form")
-    return checked_fields(fields, what, names, optional)
+    return checked_fields(fields, what, names)
 
 
-def checked_fields(
-    fields: Any, what: str, names: Iterable[str], optional: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return a mapping with exactly these names, and optional ones, or raise DataError."""
-    if not isinstance(fields, dict) or set(fields) - set(optional) != set(names):
+def checked_fields(fields: Any, what: str, names: Iterable[str]) -> dict[str, Any]:
+    """Return a mapping with exactly these names, or raise DataError."""
+    if not isinstance(fields, dict) or set(fields) != set(names):
         has = [*fields] if isinstance(fields, dict) else fields
         raise DataError(f"{what} has {shown(has)}: must have {', '.join(sorted(names))}")
     return fields
@@ -155,16 +151,14 @@ def framed(fields: Mapping[str, Any], body: bytes) -> bytes:
     return len(index).to_bytes(_LENGTH_BYTES, "big") + index + body
 
 
-def unframed(
-    content: Any, what: str, names: Iterable[str], optional: Collection[str] = ()
-) -> tuple[dict[str, Any], bytes]:
+def unframed(content: Any, what: str, names: Iterable[str]) -> tuple[dict[str, Any], bytes]:
     """Invert :func:`framed`; raise DataError if the bytes are damaged, or no bytes."""
     if type(content) is not bytes:  # a list of integers, for example
         raise DataError(f"{what} is {type(content).__name__}: must be bytes")
     end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "big")
     if len(content) < end:
         raise DataError(f"{what} has {len(content)} bytes: must have at least {end}")
-    return from_json(content[_LENGTH_BYTES:end], what, names, optional), content[end:]
+    return from_json(content[_LENGTH_BYTES:end], what, names), content[end:]
 
 
 def sha256(content: bytes) -> bytes:

@@ -30,7 +30,7 @@ from fldb_flower.federation.exchange import (
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.linear import Form, make_form, pack
 from fldb_flower.secure.protocol import checked_fields, checked_integer, framed, unframed
-from fldb_flower.settings import SELECTION_SETTINGS, PrivacySettings, Settings
+from fldb_flower.settings import NONE, SELECTION_SETTINGS, PrivacySettings, Settings
 from fldb_flower.wire import BroadcastHeader, decode_broadcast, encode_broadcast
 
 DUELS = "num_duels"
@@ -56,6 +56,10 @@ class Shared:
         vector, header = encode_broadcast(self.broadcast)
         settings, privacy = self.settings, self.settings.privacy
         chosen = {name: getattr(settings, name) for name in _SETTINGS}
+        if settings.decay is None:  # the bytes of 0.3.0
+            del chosen["half_life"]
+        if self.features is not None:
+            chosen["features"] = self.features.to_json()
         private = {name: getattr(privacy, name) for name in _PRIVACY}
         fields = {
             "duels": self.duels,
@@ -64,17 +68,20 @@ class Shared:
             "settings": {**chosen, "lambda_": settings.ridge},
             "units": self.units,
         }
-        if self.features is not None:
-            fields["features"] = self.features.to_json()
         return framed(fields, vector.astype("<f8").tobytes())
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Shared:
         """Invert :meth:`to_bytes`; raise DataError if the bytes are damaged."""
         names = ("duels", "header", "privacy", "settings", "units")
-        fields, body = unframed(content, _WHAT, names, ("features",))
+        fields, body = unframed(content, _WHAT, names)
         duels = checked_integer(fields["duels"], f"duels of {_WHAT}", 0, 2**53)
-        values = checked_fields(fields["settings"], f"settings of {_WHAT}", _SETTINGS)
+        values, features = fields["settings"], None
+        if isinstance(values, dict):
+            if "features" in values:
+                features = parse_features(values.pop("features"), _WHAT)
+            values = {"half_life": NONE, **values}
+        values = checked_fields(values, f"settings of {_WHAT}", _SETTINGS)
         private = checked_fields(fields["privacy"], f"privacy of {_WHAT}", _PRIVACY)
         _check_size(private["clip"], f"the clip of {_WHAT}")
         try:
@@ -86,7 +93,6 @@ class Shared:
             raise DataError(f"{_WHAT} is damaged: {reason}") from None
         if broadcast.play is None or broadcast.scope != "fresh" or broadcast.loss:
             raise DataError(f"{_WHAT} asks about earlier answers, or for a loss")
-        features = parse_features(fields["features"], _WHAT) if "features" in fields else None
         if features is not None and features.dimension != settings.dimension:
             raise DataError(f"{_WHAT} has scales of {features.dimension} features")
         units = fields["units"]

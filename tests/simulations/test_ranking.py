@@ -66,7 +66,7 @@ def test_intervals_are_those_of_the_learner_with_indicators_relative_to_the_mean
     answers = drawn(1, 5, 40).drop(columns="person")
     data = parse_comparisons(answers)
     indicators = np.eye(5)
-    learner = fldb.DuelingBandit(ridge=0.5).fit(
+    learner = fldb.DuelingBandit(ridge=0.5, scale=None).fit(
         indicators[data.first] - indicators[data.second], data.preference
     )
     center = np.eye(5) - 0.2
