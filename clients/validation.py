@@ -246,10 +246,11 @@ def read_table(features: Any, names: Sequence[str] | None) -> Table:
         raise DataError(one_line(f"features: columns {'; '.join(found)}; {valid}"))
     rows = features.to_numpy()[:, [given.index(name) for name in used]]
     if rows.dtype.kind not in "biuf" or not (np.abs(rows) <= LONGEST).all():
-        for (row, column), value in np.ndenumerate(rows):
-            if not isinstance(value, Real) or not abs(float(value)) <= LONGEST:
-                fault = f"column {used[column]} of row {labels[row]} is {shortened(value)}"
-                raise DataError(one_line(f"features: {fault}: must be within +-{LONGEST:g}"))
+        for label, row in zip(labels, rows.tolist(), strict=True):
+            for name, value in zip(used, row, strict=True):
+                if not isinstance(value, Real) or not abs(float(value)) <= LONGEST:
+                    fault = f"column {name} of row {label} is {shortened(value)}"
+                    raise DataError(one_line(f"features: {fault}: must be within +-{LONGEST:g}"))
     return Table(rows.astype(np.float64), labels, used if named else None)
 
 

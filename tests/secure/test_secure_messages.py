@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from vaults import KEY, common, key_of, personal, request_for, settings_of
 
 from clients.vault.ledger import Journal, Last, Ledger, Sent
+from fldb_flower.bandit.features import Features
 from fldb_flower.errors import DataError
 from fldb_flower.secure.protocol import (
     HELLO,
@@ -98,6 +100,10 @@ def test_messages_are_read_as_they_were_written():
     for broadcast in (common((2.0, 3.0)), personal()):
         content = request_for(1, broadcast).broadcast
         assert Shared.from_bytes(content).to_bytes() == content
+        scaled = replace(Shared.from_bytes(content), features=Features(np.ones(2), ("a", "b")))
+        read = Shared.from_bytes(scaled.to_bytes()).features
+        assert read is not None
+        assert read.to_json() == '{"scales": [1.0, 1.0], "names": ["a", "b"]}'
 
 
 def changed(message: bytes, names: tuple[str, ...], body: bytes | None = None, **changes) -> bytes:
@@ -202,6 +208,7 @@ def damaged_broadcasts():
     for changes in (
         {"units": {}}, {"settings": {}}, {"privacy": {}}, {"duels": -1}, {"header": [1] * 6},
         {"body": b""}, {"body": bytes(7)}, {"privacy__epsilon": -1.0}, {"settings__selection": "x"},
+        {"settings__features": "x"}, {"settings__features": Features(np.ones(3)).to_json()},
     ):  # fmt: skip
         yield Shared.from_bytes, changed(shared, OF_SHARED, **changes)
 
