@@ -23,12 +23,14 @@ if TYPE_CHECKING:
         register_selection,
     )
     from fldb_flower.errors import FldbError, SettingsError
+    from simulations.api.ranking import Ranking, rank_items
     from simulations.api.runs import Callback, Result, load, run
     from simulations.api.sweeps import SweepError, sweep
 
 # Imported on first use: `import fldb_flower` is in every process of Flower.
 _MODULES = {
     "fldb_flower.bandit.learner": ("DuelingBandit",),
+    "simulations.api.ranking": ("Ranking", "rank_items"),
     "fldb_flower.catalogue": ("register_algorithm", "register_environment", "register_selection"),
     "fldb_flower.errors": ("FldbError", "SettingsError"),
     "simulations.api.runs": ("Callback", "Result", "load", "run"),
@@ -37,8 +39,9 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Callback", "DuelingBandit", "FldbError", "Result", "SettingsError", "SweepError", "load",
-    "register_algorithm", "register_environment", "register_selection", "run", "sweep",
+    "Callback", "DuelingBandit", "FldbError", "Ranking", "Result", "SettingsError", "SweepError",
+    "load", "rank_items", "register_algorithm", "register_environment", "register_selection", "run",
+    "sweep",
 ]  # fmt: skip
 
 
