@@ -209,6 +209,17 @@ def test_the_purpose_reaches_the_selection(path, purpose):
     assert all(3 in pair for pair in pairs) == (purpose == "suggest")
 
 
+@pytest.mark.parametrize("half_life", [None, 0.5])
+def test_the_half_life_reaches_the_estimate(path, half_life):
+    """The larger arm wins four times, then the smaller one twice."""
+    with running(path, half_life=half_life) as client:
+        for larger_wins in (True,) * 4 + (False,) * 2:
+            duel = propose(client, features=[[0.0], [1.0]])
+            first_wins = (duel["first"] == 1) == larger_wins
+            answer(client, duel["id"], "first" if first_wins else "second")
+        assert (client.get("/weights").json()["weights"][0] > 0) == (half_life is None)
+
+
 def test_the_next_duel_is_the_oldest_that_a_page_can_show(client, path):
     problem(client.get("/duels/next"), 404, "no open duel has contents")
     propose(client)  # without contents: not shown in a page
@@ -1043,6 +1054,10 @@ def test_a_refusal_does_not_wait_for_the_body(start_service):
     with service.client() as client:
         assert client.get("/status").status_code == 200
     ended(opened)
+    with service.client() as client:  # with a token, a body without a length is read up to a limit
+        chunks = (b" " * 2**20 for _ in range(33))
+        sent = {"Content-Type": "application/json"}
+        problem(client.post("/duels", content=chunks, headers=sent), 413, "32 MiB")
 
 
 def test_the_log_has_few_records_of_each_kind(caplog):
@@ -1165,6 +1180,7 @@ BAD_STARTS = {
     "--store {0}/d.db --expire-after nan": "--expire-after",
     "--store {0}/d.db --expire-after 0": "--expire-after",
     "--store {0}/d.db --purpose learn": "--purpose",
+    "--store {0}/d.db --half-life 0": "--half-life",
     "--store {0}/d.db --stroe x": "--stroe",
     "": "--store",
 }
