@@ -175,10 +175,10 @@ class PreferenceAgent:
             )
         if purpose not in PURPOSES:
             raise DataError(f"purpose={shortened(purpose)}: must be {' or '.join(PURPOSES)}")
-        self.store = DuelStore(path, clock=clock)
-        self._expire_after, self._purpose = expire_after, purpose
         chosen = NONE if half_life is None else half_life
         self._half_life = Settings(algorithm="fldb_personal", half_life=chosen).half_life
+        self.store = DuelStore(path, clock=clock)
+        self._expire_after, self._purpose = expire_after, purpose
         self._skipped: Counter[bytes] = Counter()
         self._selector: PairSelector | None = None
 

@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fldb_flower.bandit.features import Features, read_features
-from fldb_flower.errors import RoundAbandonedError, SettingsError
+from fldb_flower.environments.arms import parse_arms
+from fldb_flower.errors import DataError, RoundAbandonedError, SettingsError
 from fldb_flower.settings import AUTO, Settings
+from fldb_flower.system.files import read_file, reported
 from fldb_flower.wire import DeviceUploadHeader, UploadError, decode_upload, unpack_vector
 from strategies.channel import Channel, Contribution, rivals
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
+_MOST_BYTES = 2**28  # of the file of features
 _NEW = -1  # `upto`: the device decides where its upload ends
 
 
@@ -195,16 +198,25 @@ class DeviceChannel(Channel):
 
 
 def features_of(settings: Settings) -> Features | None:
-    """Return the features in the file ``devices.features``; None without a file."""
-    if not (name := settings.devices.features):
+    """Return the features in the file ``devices.features``, or of its arms; None without a file."""
+    if not settings.devices.features:
         return None
-    if not Path(name).is_absolute():
-        raise SettingsError(f"devices.features={name!r}: must be the absolute path of a file")
-    features = read_features(Path(name))
+    file, name = Path(settings.devices.features), f"devices.features={settings.devices.features!r}"
+    if not file.is_absolute():
+        raise SettingsError(f"{name}: must be the absolute path of a file")
+    with reported(DataError, f"read {file}, the file of devices.features"):
+        content = read_file(file, _MOST_BYTES)
+    if re.match(rb"(\xef\xbb\xbf)?\s*feature\s*,\s*scale\s", content):
+        features = read_features(file)
+    else:
+        try:
+            table = parse_arms(content)
+        except DataError as reason:
+            raise DataError(f"{file}: {reason}; or the header must be feature,scale") from None
+        features = Features.of_arms(table.features, table.names)
     if (count := features.dimension) != settings.dimension:
         raise SettingsError(
-            f"devices.features={name!r} has {count} features: must have"
-            f" dimension={settings.dimension} of them"
+            f"{name} has {count} features: must have dimension={settings.dimension} of them"
         )
     return features
 

@@ -18,10 +18,7 @@ from fldb_flower.system.files import read_file
 
 _MOST_BYTES = 2**24
 _LEAST, _LARGEST = 1e-100, 1e100  # of a scale
-_VALID = (
-    "it must have the header feature,scale and a line per feature with a scale above 0, or be an"
-    " arms.csv with the header arm,FEATURE,... and numbers"
-)
+_VALID = "it must have the header feature,scale and a line per feature with a scale above 0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +132,7 @@ def mean_squares(arms: FloatArray) -> FloatArray:
 
 
 def read_features(file: Path) -> Features:
-    """Return the features of a CSV file: with the header ``feature,scale``, or with arms."""
+    """Return the features that a CSV file declares, with the header ``feature,scale``."""
     try:
         text = read_file(file, _MOST_BYTES).decode("utf-8-sig")
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(row)]
@@ -143,10 +140,7 @@ def read_features(file: Path) -> Features:
         raise DataError(f"{one_line(file)}: cannot be read ({error.strerror}); {_VALID}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{one_line(file)}: {one_line(error)}; {_VALID}") from None
-    header = [field.strip() for field in rows[0]] if rows else []
-    if header[:1] == ["arm"] and rows[2:]:
-        return _of_table(file, header, rows[1:])
-    if header != ["feature", "scale"] or not rows[1:]:
+    if not rows or [field.strip() for field in rows[0]] != ["feature", "scale"] or not rows[1:]:
         raise DataError(f"{one_line(file)}: {_VALID}")
     scales: dict[str, float] = {}
     for row in rows[1:]:
@@ -159,19 +153,6 @@ def read_features(file: Path) -> Features:
             )
         scales[name] = scale
     return Features(np.array([*scales.values()]), tuple(scales))
-
-
-def _of_table(file: Path, header: list[str], rows: list[list[str]]) -> Features:
-    names = header[1:]
-    for row in rows:
-        if len(row) != len(header) or not names or len({*names} - {""}) < len(names):
-            raise DataError(f"{one_line(file)}: {shown(','.join(row))}: {_VALID}, each name once")
-        for name, text in zip(names, row[1:], strict=True):
-            number = finite_number(text.strip())
-            if number is None or abs(number) > _LARGEST:
-                fault = f"{shown(name)} of {shown(row[0])} is {text[:40]!r}"
-                raise DataError(f"{one_line(file)}: {fault}; {_VALID}")
-    return Features.of_arms([[float(text) for text in row[1:]] for row in rows], names)
 
 
 def _usable(scales: FloatArray) -> FloatArray:

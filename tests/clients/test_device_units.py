@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from clients.preference_agent import PreferenceAgent
 from clients.store import DuelStore
-from fldb_flower.bandit.features import Features, read_features
+from fldb_flower.bandit.features import Features
 from fldb_flower.errors import DataError
 
 D = 3
@@ -166,38 +165,6 @@ def test_what_a_table_lacks_is_named(agent, table, words):
         with pytest.raises(DataError, match=words):
             call(table)
     assert agent.status()["open"] == 0
-
-
-# --- the file of a server --------------------------------------------------------------------
-
-
-def test_scales_are_declared_or_those_of_a_catalogue(tmp_path):
-    file = tmp_path / "features.csv"
-    with file.open("w", newline="") as lines:
-        csv.writer(lines).writerows([("feature", "scale"), ("price", 200), ("size", 20)])
-    declared = read_features(file)
-    assert (declared.names, declared.scales.tolist()) == (("price", "size"), [200.0, 20.0])
-    FLATS.to_csv(tmp_path / "arms.csv", index_label="arm")
-    found = read_features(tmp_path / "arms.csv")
-    assert found.names == ("price", "size")
-    np.testing.assert_allclose(found.scales, FLATS.std(ddof=0))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("arm,price\na,1\n", "must have the header feature,scale .* or be an arms.csv"),
-        ("arm,price\na,1\nb,x\n", "'?price'? of '?b'? is 'x'; it must have"),
-        ("arm,price\na,1\nb,1,2\n", "b,1,2'?: it must have"),
-        ("arm,price,price\na,1,2\nb,1,2\n", "each name once"),
-        ("feature,scale\nprice,0\n", "the scale of '?price'? is '0'; it must have"),
-    ],
-)
-def test_a_wrong_file_is_one_line(tmp_path, text, words):
-    (tmp_path / "features.csv").write_text(text)
-    with pytest.raises(DataError, match=words) as error:
-        read_features(tmp_path / "features.csv")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -152,12 +152,32 @@ def test_without_scales_the_broadcast_is_as_before(tmp_path):
     assert {*content["config"]} == {"header", "counted", "device", "upto", "duels"}
 
 
-def test_the_file_of_the_server(tmp_path):
-    with pytest.raises(SettingsError, match="must be the absolute path of a file"):
-        Federation(tmp_path, **{"devices-features": "features.csv"}).server()
-    federation = Federation(tmp_path, **features_file(tmp_path, [1.0, 2.0], NAMES[:2]))
-    with pytest.raises(SettingsError, match="has 2 features: must have dimension=3 of them"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("feature,scale\nprice,200\nsize,0\n", "the scale of '?size'? is '0'; it must have"),
+        ("feature,scale\nprice,200\n", "has 1 features: must have dimension=3 of them"),
+        ("arm,price\na,1\n", "has 1 arms; a duel needs two; or the header must be feature,scale"),
+        ("price,size\n1,2\n3,4\n", "the header is 'price,size'; .*; or the header must be feat"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path, text, words):
+    (tmp_path / "features.csv").write_text(text)
+    federation = Federation(tmp_path, **{"devices-features": str(tmp_path / "features.csv")})
+    with pytest.raises((DataError, SettingsError), match=words) as error:
         federation.server()
+    assert "\n" not in str(error.value)
+
+
+def test_the_file_of_the_server_may_have_arms(tmp_path):
+    for name, words in (("arms.csv", "must be the absolute path"), ("/no/file", "cannot read")):
+        with pytest.raises((DataError, SettingsError), match=words):
+            Federation(tmp_path, **{"devices-features": name}).server()
+    file = tmp_path / "arms.csv"
+    file.write_text("arm,price,colour\na,100,red\nb,300,blue\nc,200,red\n")
+    found = Federation(tmp_path, **{"devices-features": str(file)}).server().devices.features
+    assert found.names == ("price", "colour=red", "colour=blue")
+    np.testing.assert_allclose(found.scales, [np.std([100, 300, 200]), *[2**0.5 / 3] * 2])
 
 
 # --- secure sums -----------------------------------------------------------------------------
