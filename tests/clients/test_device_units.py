@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import examples
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.preference_agent import PreferenceAgent
@@ -46,7 +46,7 @@ def live(path, units, *, purpose="suggest", duels=12, seed=0):
     purpose=st.sampled_from(["suggest", "rank"]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=examples(8), deadline=None)
+@examples(8)
 def test_a_device_alone_chooses_and_predicts_the_same_in_any_unit(powers, factors, purpose, seed):
     with tempfile.TemporaryDirectory() as folder:
         plain, binary, other = (
