@@ -70,7 +70,8 @@ def test_a_federation_learns_the_same_in_any_unit(tmp_path, algorithm):
     other, same_order = run(tmp_path / "cm", UNITS, algorithm)
     np.testing.assert_allclose(other, metres, rtol=1e-9, atol=1e-12)
     binary, _ = run(tmp_path / "binary", [1.0, 128.0, 2.0**-10], algorithm)
-    np.testing.assert_array_equal(binary, metres)
+    # Sums are in the order of the devices' random names.
+    np.testing.assert_allclose(binary, metres, rtol=1e-13, atol=1e-15)
     assert order == same_order
 
 
@@ -216,11 +217,11 @@ def test_a_vault_refuses_other_names(tmp_path, caplog):
 
 @pytest.mark.parametrize("declared", [False, True])
 def test_the_server_warns_of_units_once(tmp_path, declared):
-    federation = Scaled(tmp_path / "all", [1.0, 1000.0, 1.0])
+    federation = Scaled(tmp_path / "all", [1.0, 200.0, 1.0])
     if not declared:
         federation.config["devices-features"] = ""
     federation.answer_each(20, 20, 20)
-    federation.serve(**{"devices-rounds": 2, "devices-max-duels": 10})
+    federation.serve(**{"devices-rounds": 1})
     lines = [line for line in federation.lines if "devices-features" in line]
     assert len(lines) == (not declared)
     assert not lines or "differ by a factor of" in lines[0]
