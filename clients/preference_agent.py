@@ -211,8 +211,8 @@ class PreferenceAgent:
             phi of each arm, (K, d); K is at least 2 and may differ each time. Columns of a data
             frame are matched by name; the first one names the features if they have no names.
         keys : sequence of str, optional
-            K names, at most 1,000 characters each; by default the row labels of a data frame. They
-            stay on the device, and are deleted when the duel is answered.
+            K names, at most 1,000 characters each; by default the labels of a data frame. They stay
+            on the device, and are deleted when the duel is answered.
         contents : sequence of dict, optional
             What the page of the local service shows of each arm: ``{"text": ...}``,
             ``{"image": URL}`` or both. A text has at most 10,000 characters; a URL begins with
@@ -222,23 +222,17 @@ class PreferenceAgent:
         ------
         DataError
             The features are not (K, d) finite numbers, K is below 2, d is not the store's, or the
-            keys or contents are invalid or not K, or columns of a data frame are missing or not
-            known. The service's messages are the same.
+            keys, contents or columns are invalid or not K. The service's messages are the same.
         """
-        table, known = self._table(features), self.store.feature_names
+        table = self._table(features)
         keys = table.keys if keys is None else keys
         arms, names, shown = check_arms(table.numbers, keys, contents)
-        self._expect(arms.shape[1])
-        if known is None and table.columns is not None:
-            self.name_features(table.columns)
-        self.store.offer(arms)
+        self._offer(arms, table.columns)
         selector = self._current(arms.shape[1])
         first, second = selector.select(arms)
         difference = arms[first] - arms[second]
         predicted = selector.predict(difference) if selector.is_informed else None
-        pair: tuple[str | None, str | None] = (None, None)
-        if names is not None:
-            pair = names[first], names[second]
+        pair = (None, None) if names is None else (names[first], names[second])
         proposal = self.store.propose(
             difference,
             np.nan if predicted is None else predicted,
@@ -247,6 +241,12 @@ class PreferenceAgent:
             expire_after=self._expire_after,
         )
         return Duel(proposal.id, first, second, *pair, predicted, proposal.expires)
+
+    def _offer(self, arms: FloatArray, columns: list[str] | None) -> None:
+        self._expect(arms.shape[1])
+        if columns is not None and self.store.feature_names is None:
+            self.name_features(columns)
+        self.store.offer(arms)
 
     def record(self, duel_id: str, preferred: str) -> int:
         """Record the person's preference durably.

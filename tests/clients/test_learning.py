@@ -314,6 +314,7 @@ def test_with_a_half_life_a_device_learns_from_weighted_answers(path):
     """Alone with that of the agent; after a broadcast with that of the server."""
     rng = np.random.default_rng(5)
     arms, theta = rng.standard_normal((6, D)), np.array([1.0, -1.0, 0.5])
+    arms /= arms.std(axis=0, ddof=1)  # scales of 1
     with PreferenceAgent(path, half_life=7) as agent:
         answer(agent, arms, theta, 20, rng)
         x = agent.store.answers().differences

@@ -116,7 +116,7 @@ def test_every_setting_reaches_hydra_or_flower():
     assert hydra | flower == set(ALL)
     devices = {
         "rounds", "round_seconds", "at_least", "first_duels", "max_duels", "federation", "helper",
-        "helper_key", "helper_token",
+        "helper_key", "helper_token", "features",
     }  # fmt: skip
     assert set(ALL) - hydra == {"output_dir", "mode", *(f"devices.{name}" for name in devices)}
     assert {name.split(".")[0] for name in set(ALL) - flower} == {"engine", "dropout"}
