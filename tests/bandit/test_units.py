@@ -119,7 +119,7 @@ def test_scales_can_be_given():
     ours = fldb.DuelingBandit(scale=scale).fit(x, y)
     plain = fldb.DuelingBandit(scale=None).fit(x / scale, y)
     assert ours.coef_ == pytest.approx(plain.coef_ / scale, rel=1e-9)
-    for wrong in ("car", [1.0], [1.0, 0.0, 1.0], [1.0, np.nan, 1.0], 3.0, [[1.0] * 3]):
+    for wrong in ("car", [1.0], [1.0, 0.0, 1.0], 3.0, [[1.0] * 3]):
         with pytest.raises(ValueError, match=r"^scale=.*: must be 'auto', None, or 3 numbers from"):
             fldb.DuelingBandit(scale=wrong).fit(x, y)
     for wrong in (0, -1.0, "a", np.nan):
@@ -251,9 +251,9 @@ WITH_TEXT = CAFES.assign(wifi=["yes", "yes", "no", "yes"])
 WITH_NAN = CAFES.assign(price=[3.0, 4.0, np.nan, 5.0])
 REFUSED = {  # method, arguments of a learner of CAFES, the error
     "rank": [
-        ((CAFES.drop(columns="price"),), "arms: The feature names .* missing: price."),
-        ((CAFES.rename(columns={"price": "€"}),), "unseen at fit time: €. .* now missing: price."),
-        ((CAFES.assign(a=1, b=1),), "unseen at fit time: a, b.$"),
+        ((CAFES.drop(columns="price"),), "arms: The feature names .* missing: price$"),
+        ((CAFES.rename(columns={"price": "€"}),), "time: €. Feature .* missing: price$"),
+        ((CAFES.assign(a=1, b=1),), "unseen at fit time: a, b$"),
         ((CAFES.set_axis(["price", "price", "wifi"], axis=1),), "the columns .* different"),
         ((CAFES.set_axis(["price", 1, 2], axis=1),), "arms has the columns .* or none texts"),
         ((WITH_TEXT,), r"arms must contain numbers: it contains texts \(row Alma, column wifi\)"),
