@@ -28,6 +28,7 @@ _LEAST = 1e-290  # of a scaled ridge; with a smaller one, probabilities underflo
 _WORST = 1e6  # condition number of a root of the Hessian
 _ACCURACY = 1e-8  # of a logit, relative if it is above 1
 _LARGEST = 1e100  # of an argument: sums of squares are then finite
+_WIDTH, _WIDTH_OF_CHANGING = 0.75, 2.5  # of the confidence interval, by default
 _FORGOTTEN = 100  # half-lives after which the weight of a duel decreases no further
 _ANSWERS = "1 (first arm preferred), 0 (second), 0.5 (tie), or between 0 and 1"
 
@@ -72,9 +73,10 @@ class DuelingBandit:
     ridge : float
         Precision of the prior of ``scale_ * theta``, N(0, I / ridge). A larger ridge shrinks the
         estimate.
-    width : float
+    width : float, optional
         Width of the confidence interval in :meth:`propose`, in posterior standard deviations. 0
-        does not explore.
+        does not explore. The default is 0.75, and 2.5 with ``half_life``, because a change is
+        noticed only where pairs differ.
     selection : str
         Selection rule of :meth:`propose`: ``"ucb"``, ``"maxinp"``, ``"colstim"``,
         ``"maxpairucb"``, ``"thompson"``, or one registered with :func:`register_selection`.
@@ -165,7 +167,7 @@ class DuelingBandit:
         dimension: int | None = None,
         *,
         ridge: float = 1.0,
-        width: float = 0.75,
+        width: float | None = None,
         selection: str = "ucb",
         random_state: int | None = None,
         scale: str | ArrayLike | None = "auto",
@@ -329,7 +331,8 @@ class DuelingBandit:
 
     def _select(self, features: FloatArray, offers: _Mean) -> tuple[int, int]:
         """Return the indices of the next duel, and store the offers, which include this one."""
-        width = _number("width", self.width)
+        default = _WIDTH if self.half_life is None else _WIDTH_OF_CHANGING
+        width = _number("width", default if self.width is None else self.width)
         self._check_selection()
         theta, whitener, scale = self._estimate(offers)
         features, theta, whitener = features / scale, theta * scale, whitener * scale[:, None]

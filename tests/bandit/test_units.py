@@ -185,7 +185,6 @@ def test_a_changed_taste_is_learned_with_a_half_life():
         proposed: [answers_until_the_sign_is_right(seed, 100, proposed, 150) for seed in range(20)]
         for proposed in (True, False)
     }
-    print(counts)
     assert np.median(counts[True]) <= 60
     assert np.median(counts[False]) <= 110
     for proposed in (True, False):
