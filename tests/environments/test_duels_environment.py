@@ -19,6 +19,7 @@ from test_resume import kill_at, results
 
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments import make_environment, max_difference
+from fldb_flower.environments.duels import standardised
 from fldb_flower.environments.studies import read_study
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
@@ -407,10 +408,13 @@ HEADER = "person,first,second,preference\n"
 BAD_FILES = {
     # file, content, message after the path
     "no arm column": ("arms.csv", "name,x\nA,1\n", "line 1: the header is 'name,x';"),
-    "no feature": ("arms.csv", "arm\nA\nB\n", "line 1: the header is 'arm';"),
+    "name twice": ("arms.csv", "arm,key,x\nA,A,1\n", "line 1: the header is 'arm,key,x';"),
+    "empty text": ("arms.csv", "arm,c\nA,red\nB,\n", "line 3: c of 'B' is ''; must be a number"),
+    "nan text": ("arms.csv", "arm,c\nA,red\nB,NaN\n", "line 3: c of 'B' is 'NaN'; must be a num"),
+    "comma": ("arms.csv", 'arm,x\nA,"1,5"\nB,"2,5"\n', "line 2: x of 'A' is '1,5'; must be a num"),
     "column twice": ("arms.csv", "arm,x,x\nA,1,2\n", "line 1: the header is 'arm,x,x'"),
     "arm twice": ("arms.csv", "arm,x\nA,1\nB,2\n\nA,3\n", "line 5: arm is 'A'; must be a name"),
-    "arm without name": ("arms.csv", "arm,x\n,1\n", "line 2: arm is ''; must be a name"),
+    "arm without name": ("arms.csv", "arm,x\n,1\nB,1\n", "line 2: arm is ''; must be a name"),
     "not a number": ("arms.csv", "arm,x\nA,1\nB,red\n", "line 3: x of 'B' is 'red'; must be a num"),
     "not finite": ("arms.csv", "arm,x\nA,inf\nB,1\n", "line 2: x of 'A' is 'inf'"),
     "other digits": ("arms.csv", "arm,x\nA,1\nB,\u0663\n", "line 3: x of 'B' is '\u0663'"),
@@ -446,7 +450,7 @@ def test_an_error_names_file_line_and_value(tmp_path):
 
 
 def test_a_missing_file_or_folder(study):
-    for path in (study / "duels.csv", study / "arms.csv", study):
+    for path in (study / "duels.csv", study):
         path.unlink() if path.is_file() else shutil.rmtree(study)
         with pytest.raises(DataError, match=r"No such file or .*must be the folder of a") as error:
             settings(study)
@@ -469,6 +473,46 @@ def test_layouts_that_are_valid(tmp_path):
     assert (study.arms, study.people) == (("A, big", "B"), ("Zoë",))
     assert (study.first[0], study.second[0], study.preference[0]) == (0, 1, 0.25)
     assert study.features.tolist() == [[1.0], [2.0]]
+
+
+def test_texts_are_indicators_in_order_of_appearance(tmp_path):
+    folder = write(tmp_path / "s", "arm,x,colour,text\nA,1,red,a\nB,2,blue,b\nC,3,red,c\n", DUELS)
+    assert read_study(str(folder)).features.tolist() == [[1, 1, 0], [2, 0, 1], [3, 1, 0]]
+
+
+def test_arms_without_features_have_one_indicator_each(study):
+    (study / "arms.csv").write_text("arm\nA\nB\nC\n")
+    assert read_study(str(study)).features.tolist() == np.eye(3).tolist()
+    (study / "arms.csv").unlink()
+    found = read_study(str(study))
+    assert found.arms == ("C", "A", "B")  # as they appear in the duels
+    assert found.features.tolist() == np.eye(3).tolist()
+    assert [found.arms[arm] for arm in found.first] == list("CACBCAA")
+    (study / "duels.csv").write_text(DUELS + "bob,,A,1\n")
+    with pytest.raises(DataError, match=r"line 9: first is ''; must be the name of an arm$"):
+        read_study(str(study))
+
+
+def test_without_features_the_model_is_bradley_terry(tmp_path):
+    """The maximum likelihood that choix finds for the same answers, but for a ridge of 1e-7."""
+    choix = pytest.importorskip("choix")
+    rng = np.random.default_rng(8)
+    utility = rng.standard_normal(6)
+    pairs = [(a, b) for _ in range(12) for a in range(6) for b in range(6) if a != b]
+    won = rng.random(len(pairs)) < [1 / (1 + np.exp(utility[b] - utility[a])) for a, b in pairs]
+    lines = [f"p,{a},{b},{int(w)}" for (a, b), w in zip(pairs, won, strict=True)]
+    (tmp_path / "duels.csv").write_text("\n".join(["person,first,second,preference", *lines]))
+    chosen = settings(
+        tmp_path, environment__play="predict", algorithm="fldb_gd", **{"lambda": 1e-7}, tau=72
+    )
+    theta = vectorized.run(chosen, History(chosen.horizon))
+    study = read_study(str(tmp_path))
+    found = standardised(study, np.arange(1)) @ theta
+    order = [int(arm) for arm in study.arms]
+    expected = choix.ilsr_pairwise(
+        6, [(a, b) if w else (b, a) for (a, b), w in zip(pairs, won, strict=True)]
+    )[order]
+    assert found - found.mean() == pytest.approx(expected - expected.mean(), abs=1e-5)
 
 
 # --- engines and checkpoints -----------------------------------------------------------------
