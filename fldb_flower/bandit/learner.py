@@ -623,13 +623,15 @@ class DuelingBandit:
             weights = weights * np.exp2(-np.minimum(later, _FORGOTTEN * half_life) / half_life)
         scaled = _Duels(duels.differences / scale, duels.preferences, weights)
         theta, whitener = _minimiser(scaled, ridge, start * scale)
-        whitener = whitener / scale[:, None]
-        covariance = whitener @ whitener.T
+        coef, whitener = theta / scale, whitener / scale[:, None]
+        with np.errstate(over="ignore"):
+            covariance = whitener @ whitener.T
         variances = np.diag(covariance)
-        if not (np.isfinite(covariance).all() and (variances > 0.0).all()):
-            raise _inaccurate(duels, ridge)
+        is_in_range = np.isfinite(covariance).all() and (variances > np.finfo(float).tiny).all()
+        if not (is_in_range and np.allclose(coef * scale, theta, rtol=1e-9, atol=0.0)):
+            raise _inaccurate(scaled, ridge)
         self._duels, self._offers, self._whitener, self.scale_ = duels, offers, whitener, scale
-        self.coef_, self.intercept_ = (theta / scale)[None], np.zeros(1)
+        self.coef_, self.intercept_ = coef[None], np.zeros(1)
         self.covariance_, self.standard_errors_ = covariance, np.sqrt(variances)
         self.classes_, self.n_features_in_ = np.array([0, 1]), len(theta)
         return self
@@ -904,7 +906,7 @@ def _exponent(number: float) -> int:
 
 
 def _inaccurate(duels: _Duels, ridge: float) -> ConvergenceError:
-    longest, heaviest = np.abs(duels.differences).max(), duels.weights.max()
+    longest, heaviest = float(np.abs(duels.differences).max()), float(duels.weights.max())
     return ConvergenceError(
         f"ridge={ridge:g} gives no accurate estimate with differences of features up to"
         f" {longest:.1e} and weights up to {heaviest:.1e}: scale the features to about 1, or use a"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import fldb_flower as fldb
 from fldb_flower.bandit.features import Features
+from fldb_flower.errors import ConvergenceError
 
 
 def answered(n, d=3, seed=0):
@@ -122,9 +123,12 @@ def test_scales_can_be_given():
     for wrong in ("car", [1.0], [1.0, 0.0, 1.0], 3.0, [[1.0] * 3]):
         with pytest.raises(ValueError, match=r"^scale=.*: must be 'auto', None, or 3 numbers from"):
             fldb.DuelingBandit(scale=wrong).fit(x, y)
+    for scale, ridge, x in ((1e100, 1e100, 1e-100), (1e-100, 1e-100, 1e100)):
+        with pytest.raises(ConvergenceError, match="gives no accurate estimate with differences"):
+            fldb.DuelingBandit(scale=[scale], ridge=ridge).fit([[x]], [1])
     for wrong in (0, -1.0, "a", np.nan):
         with pytest.raises(ValueError, match=r"^half_life=.*: must be a number, above 0"):
-            fldb.DuelingBandit(half_life=wrong).fit(x, y)
+            fldb.DuelingBandit(half_life=wrong).fit([[1.0]], [1])
 
 
 @pytest.mark.parametrize("half_life", [None, 7.0])
