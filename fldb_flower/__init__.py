@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fldb_flower.bandit.learner import DuelingBandit
+    from fldb_flower.bandit.ranking import Ranking, rank_items
     from fldb_flower.catalogue import (
         register_algorithm,
         register_environment,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # Imported on first use: `import fldb_flower` is in every process of Flower.
 _MODULES = {
     "fldb_flower.bandit.learner": ("DuelingBandit",),
+    "fldb_flower.bandit.ranking": ("Ranking", "rank_items"),
     "fldb_flower.catalogue": ("register_algorithm", "register_environment", "register_selection"),
     "fldb_flower.errors": ("FldbError", "SettingsError"),
     "simulations.api.runs": ("Callback", "Result", "load", "run"),
@@ -37,8 +39,9 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Callback", "DuelingBandit", "FldbError", "Result", "SettingsError", "SweepError", "load",
-    "register_algorithm", "register_environment", "register_selection", "run", "sweep",
+    "Callback", "DuelingBandit", "FldbError", "Ranking", "Result", "SettingsError", "SweepError",
+    "load", "rank_items", "register_algorithm", "register_environment", "register_selection", "run",
+    "sweep",
 ]  # fmt: skip
 
 

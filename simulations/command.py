@@ -27,6 +27,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "sweep": Command("simulations.run", "simulate often: fldb sweep tau=1,2 seed=0,1", ("-m",)),
         "figures": Command("simulations.figures", "draw the figures of the paper"),
         "report": Command("simulations.report.__main__", "compare runs on one HTML page"),
+        "rank": Command("simulations.rank", "rank items from a file of comparisons"),
         "benchmark": Command("simulations.benchmark", "time the algorithms on this machine"),
     },
     "devices": {

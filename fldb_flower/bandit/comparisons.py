@@ -1,0 +1,119 @@
+"""Reader of comparisons in tables as people have them: CSV, TSV, with semicolons, or Excel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fldb_flower.errors import DataError, extra_missing, one_line, shown
+from fldb_flower.linalg.arrays import Array
+
+_FORMS = ("winner,loser", "first,second,preference")
+_VALID = f"must have the columns {' or '.join(_FORMS)}; person, tie and count are optional"
+_ANSWERS = {"first": 1.0, "second": 0.0, "tie": 0.5}
+_YES, _NO = {"1", "true", "yes", "y", "tie"}, {"", "0", "false", "no", "n"}
+_EXCEL = (".xls", ".xlsx", ".xlsm", ".ods")
+
+
+class Comparisons(NamedTuple):
+    """Comparisons of items by people. Items and people are numbered in order of appearance."""
+
+    items: tuple[str, ...]
+    people: tuple[str, ...]  # one without a name if the data have no people
+    person: Array  # (n,)
+    first: Array  # (n,)
+    second: Array  # (n,)
+    preference: Array  # 1: the first item won, 0: the second, 0.5: a tie; (n,)
+    times: Array  # how often it was answered so; (n,)
+
+    def of(self, rows: Any) -> Comparisons:
+        """Return the comparisons of some rows."""
+        return Comparisons(self.items, self.people, *(column[rows] for column in self[2:]))
+
+
+def read_comparisons(file: Path) -> Comparisons:
+    """Return the comparisons in a file; see :func:`parse_comparisons`.
+
+    The separator of a text is the one of comma, semicolon and tab that its first line has most
+    often.
+    """
+    name = one_line(file)
+    try:
+        if file.suffix.lower() in _EXCEL:
+            table = pd.read_excel(file, dtype=str, keep_default_na=False)
+        else:
+            with file.open(encoding="utf-8-sig") as text:
+                head = text.readline()
+            separator = max(",;\t", key=head.count)
+            table = pd.read_csv(
+                file, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig",
+                skipinitialspace=True,
+            )  # fmt: skip
+    except ImportError as error:
+        raise extra_missing(f"{name}: Excel", "excel", "a CSV file", error) from None
+    except UnicodeDecodeError:
+        raise DataError(f"{name}: it is not a UTF-8 text; save it as CSV in UTF-8") from None
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
+    except ValueError as error:  # of pandas
+        raise DataError(f"{name}: {one_line(error)}; {_VALID}") from None
+    return parse_comparisons(table, name)
+
+
+def parse_comparisons(table: pd.DataFrame, name: str = "the table") -> Comparisons:
+    """Return the comparisons in a table; see :func:`fldb_flower.bandit.ranking.rank_items`."""
+    columns = {str(column).strip().lower(): column for column in table.columns}
+    pair = next((form.split(",") for form in _FORMS if columns.keys() >= {*form.split(",")}), None)
+    if pair is None:
+        found = one_line(", ".join(map(str, table.columns)))[:200]
+        raise DataError(f"{name}: the columns are {found}; it {_VALID}")
+    texts = {
+        key: table[column].fillna("").astype(str).str.strip() for key, column in columns.items()
+    }
+    first, second = texts[pair[0]], texts[pair[1]]
+    if not len(table):
+        raise DataError(f"{name}: there are no comparisons below the header")
+
+    def refuse(wrong: pd.Series[bool], column: str, valid: str) -> None:
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            value = shown(str(texts[column].iloc[row]))
+            raise DataError(f"{name}: row {row + 2}: {column} is {value}; {valid}")
+
+    for column in pair[:2]:
+        refuse(texts[column] == "", column, "must be the name of an item")
+    refuse(first == second, pair[1], f"{pair[0]} is the same item")
+    if len(pair) == 3:
+        given = texts["preference"]
+        preference = pd.to_numeric(given, errors="coerce")
+        preference = preference.fillna(given.str.lower().map(_ANSWERS))
+        preference = preference.mask(given == first, 1.0).mask(given == second, 0.0)
+        valid = "must be first, second, tie, the name of one of the two, or a number from 0 to 1"
+        refuse(~preference.between(0.0, 1.0), "preference", valid)
+    else:
+        preference = pd.Series(1.0, index=table.index)
+    if "tie" in columns:
+        given = texts["tie"].str.lower()
+        refuse(~given.isin(_YES | _NO), "tie", "must be yes, no, 1, 0 or empty")
+        preference = preference.mask(given.isin(_YES), 0.5)
+    count = pd.Series(1.0, index=table.index)
+    if "count" in columns:
+        count = pd.to_numeric(texts["count"], errors="coerce")
+        refuse(~count.between(0.0, 1e9), "count", "must be a number from 0 to 1e9")
+        if not count.any():
+            raise DataError(f"{name}: count is 0 in each row")
+    people = texts.get("person", pd.Series("", index=table.index))
+    if "person" in columns:
+        refuse(people == "", "person", "must be a name")
+    used = (count > 0).to_numpy()
+    names = np.stack([first, second], axis=1)[used]
+    numbers, items = pd.factorize(names.ravel())
+    one, other = numbers.reshape(-1, 2).T
+    person, persons = pd.factorize(people[used])
+    return Comparisons(
+        tuple(items), tuple(persons), person, one, other,
+        preference.to_numpy(float)[used], count.to_numpy(float)[used],
+    )  # fmt: skip

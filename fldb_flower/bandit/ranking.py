@@ -1,0 +1,361 @@
+r"""The Bradley-Terry model: a ranking of items from comparisons, of one person or many.
+
+Each item has a utility. The probability that item i is preferred to item j is
+:math:`\mu(u_i - u_j)` with the logistic function :math:`\mu`. This is the linear model of the
+other modules with one indicator feature per item. A person's utilities are
+:math:`u + \mathcal{N}(0, v I)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fldb_flower.bandit.comparisons import Comparisons, parse_comparisons, read_comparisons
+from fldb_flower.bandit.preference import losses, residuals
+from fldb_flower.errors import ConvergenceError
+from fldb_flower.linalg.arrays import Array
+
+VARIANCES = (0.0, *(10.0 ** np.linspace(-2.0, 2.0, 9)).tolist())
+"""Values of v that are tried; 0: people do not differ."""
+
+_DRAWS, _ROUNDS, _STEPS = 20_000, 100, 200
+_NORMAL = 1.959964  # the quantile of a 95 % interval
+
+
+class Fit(NamedTuple):
+    """Utilities (items,), the covariance of their differences from the mean, and log losses."""
+
+    utilities: Array
+    covariance: Array  # (items, items)
+    left_out: Array  # logits of the comparisons, each predicted from all others; (n,)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A ranking of items.
+
+    Attributes
+    ----------
+    table : DataFrame
+        A row per item, best first: ``rank``, ``item``, ``utility`` (in logits, with mean 0),
+        ``low`` and ``high`` (95 % interval of the utility), ``best`` (probability that the item has
+        the largest utility), ``wins``, ``losses`` and ``ties``.
+    variance : float or None
+        v, the variance of people's utilities about the common ones; None with one person.
+    log_loss : tuple of float
+        Mean log loss of comparisons that were left out, predicted by the common utilities and, with
+        more than one person, by the person's own.
+    accuracy : tuple of float
+        Share of them whose winner is predicted; ties are left out.
+    notes : tuple of str
+        Facts that limit what the ranking means: groups of items that were never compared, items
+        that never lost or never won, and cycles.
+
+    See Also
+    --------
+    rank_items : Returns a ranking.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> import fldb_flower as fldb
+    >>> answers = pd.DataFrame({"winner": ["tea", "mate"], "loser": ["mate", "tea"]})
+    >>> fldb.rank_items(answers).table["best"].round(1).to_list()
+    [0.5, 0.5]
+    """
+
+    table: pd.DataFrame
+    variance: float | None
+    log_loss: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
+def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ranking:
+    """Return the ranking of compared items, also with ``fldb rank FILE``.
+
+    Parameters
+    ----------
+    comparisons : DataFrame, str or Path
+        A table with a row per comparison, or its file: CSV, TSV, with semicolons, or Excel. The
+        columns are ``winner`` and ``loser``; or ``first``, ``second`` and ``preference``, which is
+        1 or ``first`` (the first item was preferred), 0 or ``second``, 0.5 or ``tie``, a number
+        between, or the name of the preferred item. Optional columns are ``person``, ``tie`` (yes or
+        no: winner and loser are equal) and ``count``. Upper case and other columns are ignored.
+    ridge : float
+        Precision of the prior of each utility, N(0, 1 / ridge), above 0. With one person, the
+        utilities are those of logistic regression on indicators of the items with
+        ``C = 1 / ridge``.
+
+    Returns
+    -------
+    Ranking
+        The intervals are from the normal approximation to the posterior.
+
+    Raises
+    ------
+    DataError
+        A column is missing or a value is invalid; the message names its row, from 2 as in a
+        spreadsheet.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> import fldb_flower as fldb
+    >>> won, lost = ["tea", "tea", "milk"], ["milk", "mate", "mate"]
+    >>> answers = pd.DataFrame({"winner": won, "loser": lost})
+    >>> fldb.rank_items(answers).table[["rank", "item", "utility", "wins", "losses"]].round(2)
+       rank  item  utility  wins  losses
+    0     1   tea     0.59   2.0     0.0
+    1     2  milk     0.00   1.0     1.0
+    2     3  mate    -0.59   0.0     2.0
+    """
+    is_table = isinstance(comparisons, pd.DataFrame)
+    data = parse_comparisons(comparisons) if is_table else read_comparisons(Path(comparisons))
+    several = len(data.people) > 1
+    common, variance = _fit(data, ridge, 0.0), None
+    logits = [common.left_out]
+    if several:
+        fits = {v: common if v == 0.0 else _fit(data, ridge, v) for v in VARIANCES}
+        score = {v: _log_loss(fit.left_out, data) for v, fit in fits.items()}
+        variance = min(VARIANCES, key=score.__getitem__)
+        common = fits[variance]
+        logits.append(common.left_out)
+    utilities, deviations = common.utilities, np.sqrt(np.diagonal(common.covariance))
+    order = np.argsort(-utilities, kind="stable")
+    wins, lost, ties = _counts(data)
+    margin = _NORMAL * deviations
+    columns = {
+        "item": np.array(data.items, dtype=object),
+        "utility": utilities,
+        "low": utilities - margin,
+        "high": utilities + margin,
+        "best": _best(common),
+        "wins": wins,
+        "losses": lost,
+        "ties": ties,
+    }
+    table = pd.DataFrame({name: column[order] for name, column in columns.items()})
+    table.insert(0, "rank", np.arange(1, len(table) + 1))
+    scored = data.preference != 0.5
+    weights = data.times * scored
+    right = [((each > 0) == (data.preference > 0.5)) for each in logits]
+    return Ranking(
+        table,
+        variance,
+        tuple(_log_loss(each, data) for each in logits),
+        tuple(float(weights @ each / weights.sum()) if scored.any() else np.nan for each in right),
+        tuple(_notes(data, wins, lost)),
+    )
+
+
+def _log_loss(logits: Array, data: Comparisons) -> float:
+    return float(data.times @ losses(logits, data.preference) / data.times.sum())
+
+
+def _fit(data: Comparisons, ridge: float, variance: float) -> Fit:
+    """Return the maximum of the joint posterior of the common utilities and each person's own.
+
+    Each round solves each person's problem, and then the quadratic problem of the common utilities
+    that it implies, as the exchanges of FLDB-Personal do with shares M_i and m_i.
+    """
+    size = len(data.items)
+    if variance == 0.0:
+        utilities, hessian = _posterior(data, ridge, np.zeros(size), np.zeros(size))
+        covariance = np.linalg.inv(hessian)
+        return Fit(utilities, _centred(covariance), _left_out(data, utilities, covariance))
+    order = np.argsort(data.person, kind="stable")
+    rows = np.split(order, np.cumsum(np.bincount(data.person, minlength=len(data.people)))[:-1])
+    own = [_renumbered(data.of(each)) for each in rows]
+    utilities, points = np.zeros(size), [np.zeros(len(items)) for items, _ in own]
+    for _ in range(_ROUNDS):
+        precision, shift, fits = ridge * np.eye(size), np.zeros(size), []
+        for place, (items, duels) in enumerate(own):
+            mean, unit = utilities[items], np.eye(len(items))
+            point, hessian = _posterior(duels, 1.0 / variance, mean, points[place])
+            data_part = hessian - unit / variance
+            gain = np.linalg.inv(unit + variance * data_part)  # of the mean in the point
+            precision[np.ix_(items, items)] += gain @ data_part
+            shift[items] += gain @ (data_part @ point - (mean - point) / variance)
+            points[place] = point
+            fits.append((gain, hessian))
+        before, utilities = utilities, np.linalg.solve(precision, shift)
+        if np.abs(utilities - before).max() < 1e-9 * (1.0 + np.abs(utilities).max()):
+            break
+    else:
+        raise ConvergenceError(
+            f"ridge={ridge:g}: the ranking was not found within {_ROUNDS} rounds; increase it"
+        )
+    covariance, left_out = np.linalg.inv(precision), np.empty(len(data.first))
+    for (items, duels), each, point, (gain, hessian) in zip(own, rows, points, fits, strict=True):
+        common = gain @ covariance[np.ix_(items, items)] @ gain
+        left_out[each] = _left_out(duels, point, np.linalg.inv(hessian) + common)
+    return Fit(utilities, _centred(covariance), left_out)
+
+
+def _centred(covariance: Array) -> Array:
+    """Return the covariance of the differences from the mean."""
+    left = covariance - covariance.mean(axis=0)
+    return left - left.mean(axis=1, keepdims=True)
+
+
+def _renumbered(data: Comparisons) -> tuple[Array, Comparisons]:
+    """Return the numbers of the items that occur, and the comparisons with these only."""
+    items, places = np.unique(np.stack([data.first, data.second]), return_inverse=True)
+    first, second = places.reshape(2, -1)
+    return items, data._replace(items=tuple(map(str, items)), first=first, second=second)
+
+
+def _posterior(
+    data: Comparisons, precision: float, mean: Array, start: Array
+) -> tuple[Array, Array]:
+    """Return the mode of utilities with prior N(mean, I / precision), and the Hessian there."""
+    size, point = len(mean), start
+
+    def derivatives(at: Array) -> tuple[Array, Array]:
+        slopes, curvatures = residuals(at[data.first] - at[data.second], data.preference)
+        slopes, curvatures = data.times * slopes, data.times * curvatures
+        gradient = np.bincount(data.first, slopes, size) - np.bincount(data.second, slopes, size)
+        pairs = np.bincount(data.first * size + data.second, curvatures, size * size)
+        off = pairs.reshape(size, size) + pairs.reshape(size, size).T
+        hessian = np.diag(off.sum(axis=1) + precision) - off
+        return gradient + precision * (at - mean), hessian
+
+    gradient, hessian = derivatives(point)
+    for _ in range(_STEPS):
+        step = -np.linalg.solve(hessian, gradient)
+        slope, length = gradient @ step, 1.0
+        if -slope <= 1e-22 * max(1.0, data.times.sum()):
+            return point, hessian
+        while True:
+            trial = point + length * step
+            new, curvature = derivatives(trial)
+            if new @ step <= 0.5 * -slope:  # convex: the step does not end steeply uphill
+                break
+            length *= 0.5
+        moved = np.abs(trial - point).max() > 1e-14 * (1.0 + np.abs(trial).max())
+        point, gradient, hessian = trial, new, curvature
+        if not moved:
+            return point, hessian
+    raise ConvergenceError(f"the ranking was not found within {_STEPS} steps; increase the ridge")
+
+
+def _left_out(data: Comparisons, point: Array, covariance: Array) -> Array:
+    """Return the logits of comparisons, each approximately predicted without its own answers.
+
+    One Newton step removes a comparison (approximate leave-one-out), and the logit is shrunk for
+    its variance, as the mean probability under a normal posterior requires.
+    """
+    one, other = data.first, data.second
+    logits = point[one] - point[other]
+    spread = np.diagonal(covariance)
+    variances = spread[one] + spread[other] - 2.0 * covariance[one, other]
+    slopes, curvatures = residuals(logits, data.preference)
+    without = variances / np.maximum(1.0 - data.times * curvatures * variances, 1e-9)
+    predicted = logits + data.times * slopes * without
+    return predicted / np.sqrt(1.0 + np.pi / 8.0 * without)
+
+
+def _best(fit: Fit) -> Array:
+    """Return the probability that each item has the largest utility, from seeded draws."""
+    size, random = len(fit.utilities), np.random.default_rng(0)
+    values, vectors = np.linalg.eigh(fit.covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    first = np.zeros(size)
+    for _ in range(_DRAWS // 1000):
+        draws = fit.utilities + random.standard_normal((1000, size)) @ root.T
+        first += np.bincount(draws.argmax(axis=1), minlength=size)
+    return first / _DRAWS
+
+
+def _counts(data: Comparisons) -> tuple[Array, Array, Array]:
+    """Return the numbers of wins, losses and ties of each item, (items,) each.
+
+    A preference that is a degree counts as that share of a win.
+    """
+    size, is_tie = len(data.items), data.preference == 0.5
+    won, lost = data.times * data.preference, data.times * (1.0 - data.preference)
+    won, lost = np.where(is_tie, 0.0, won), np.where(is_tie, 0.0, lost)
+    tied = data.times * is_tie
+
+    def total(of_first: Array, of_second: Array) -> Array:
+        of_each = np.bincount(data.first, of_first, size)
+        return of_each + np.bincount(data.second, of_second, size)
+
+    return total(won, lost), total(lost, won), total(tied, tied)
+
+
+def _notes(data: Comparisons, wins: Array, lost: Array) -> Iterator[str]:
+    """Yield the facts of :attr:`Ranking.notes`."""
+    size = len(data.items)
+    linked, won = np.eye(size), np.zeros((size, size))
+    linked[data.first, data.second] = linked[data.second, data.first] = 1.0
+    np.add.at(won, (data.first, data.second), data.times * data.preference)
+    np.add.at(won, (data.second, data.first), data.times * (1.0 - data.preference))
+    groups = _classes(_reachable(linked))
+    if len(groups) > 1:
+        sizes = ", ".join(_names(data, group) for group in groups[:3])
+        more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+        yield (
+            f"{len(groups)} groups of items were never compared with each other: {sizes}{more}."
+            " Utilities of different groups are comparable only through the prior"
+        )
+    never_lost = np.flatnonzero((lost == 0) & (wins > 0))
+    never_won = np.flatnonzero((wins == 0) & (lost > 0))
+    for never, word, bound in ((never_lost, "lost", "large"), (never_won, "won", "small")):
+        if never.size:
+            yield (
+                f"never {word}: {_names(data, never)}. How {bound} the utility is depends on the"
+                " prior"
+            )
+    beats = (won > won.T).astype(float)
+    cyclic = [group for group in _classes(_reachable(beats + np.eye(size))) if len(group) > 2]
+    if cyclic:
+        cycle = " > ".join(data.items[item] for item in _cycle(beats, cyclic[0]))
+        yield (
+            f"cycles: {sum(map(len, cyclic))} items are in cycles of majorities, such as {cycle}."
+            " One utility per item cannot express a cycle"
+        )
+
+
+def _names(data: Comparisons, items: Array, most: int = 4) -> str:
+    names = [data.items[item] for item in items[:most]]
+    return ", ".join(names) + (f" and {len(items) - most} more" if len(items) > most else "")
+
+
+def _reachable(links: Array) -> Array:
+    """Return which items can be reached from which along links; each item is linked to itself."""
+    while True:
+        longer = ((links @ links) > 0).astype(float)
+        if (longer == links).all():
+            return links
+        links = longer
+
+
+def _classes(reachable: Array) -> list[Array]:
+    """Return the groups of items that reach each other, the largest first."""
+    mutual = reachable * reachable.T
+    groups = [np.flatnonzero(row) for row in np.unique(mutual, axis=0)]
+    return sorted(groups, key=lambda group: (-len(group), group[0]))
+
+
+def _cycle(beats: Array, group: Array) -> list[int]:
+    """Return a shortest cycle through the first item of a group, which is repeated at the end."""
+    start = int(group[0])
+    paths, seen = [[start]], {start}
+    while True:  # breadth first; the group is strongly connected
+        longer = []
+        for path in paths:
+            for item in np.flatnonzero(beats[path[-1]]).tolist():
+                if item == start:
+                    return [*path, start]
+                if item not in seen:
+                    seen.add(item)
+                    longer.append([*path, item])
+        paths = longer

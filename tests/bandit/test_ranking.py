@@ -1,0 +1,193 @@
+"""Rankings of items from comparisons, against choix, scikit-learn, SciPy and hand-worked cases."""
+
+from pathlib import Path
+from statistics import NormalDist
+
+import choix
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
+
+import fldb_flower as fldb
+from fldb_flower.bandit import ranking
+from fldb_flower.bandit.comparisons import parse_comparisons, read_comparisons
+from fldb_flower.bandit.ranking import rank_items
+from fldb_flower.errors import DataError
+from simulations import rank
+
+
+def table(text: str) -> pd.DataFrame:
+    header, *rows = (line.split(",") for line in text.split())
+    return pd.DataFrame(rows, columns=header)
+
+
+def drawn(people: int, items: int, each: int, seed: int = 0) -> pd.DataFrame:
+    """Return comparisons of people whose utilities differ from common ones."""
+    random = np.random.default_rng(seed)
+    utilities = random.normal(size=items) + random.normal(size=(people, items))
+    rows = []
+    for person in range(people):
+        for _ in range(each):
+            i, j = random.choice(items, 2, replace=False)
+            first = random.random() < 1 / (1 + np.exp(utilities[person, j] - utilities[person, i]))
+            rows.append((f"p{person}", f"i{i}", f"i{j}", int(first)))
+    return pd.DataFrame(rows, columns=["person", "first", "second", "preference"])
+
+
+@pytest.mark.parametrize("ridge", [0.02, 1.0, 5.0])
+def test_utilities_are_those_of_choix_and_of_logistic_regression(ridge: float) -> None:
+    answers = drawn(1, 7, 60).drop(columns="person")
+    data = parse_comparisons(answers)
+    found = rank_items(answers, ridge).table.set_index("item").loc[[*data.items], "utility"]
+    winners = [
+        (one, other) if share else (other, one)
+        for one, other, share in zip(data.first, data.second, data.preference, strict=True)
+    ]
+    theirs = choix.opt_pairwise(len(data.items), winners, alpha=ridge / 2, tol=1e-12)
+    np.testing.assert_allclose(found, theirs, atol=1e-6)
+    indicators = np.eye(len(data.items))
+    differences = indicators[data.first] - indicators[data.second]
+    model = LogisticRegression(C=1 / ridge, fit_intercept=False, solver="newton-cg", tol=1e-12)
+    np.testing.assert_allclose(found, model.fit(differences, data.preference).coef_[0], atol=1e-6)
+
+
+def test_counts_and_ties_are_repeated_and_halved_answers() -> None:
+    short = table("winner,loser,tie,count a,b,no,3 b,c,,1 c,a,yes,2")
+    full = table("first,second,preference a,b,1 a,b,first b,a,a b,c,1 c,a,0.5 c,a,tie")
+    one, other = (rank_items(each).table for each in (short, full))
+    pd.testing.assert_frame_equal(one, other)
+    counts = one.set_index("item")[["wins", "losses", "ties"]]
+    assert counts.T.to_dict("list") == {"a": [3, 0, 2], "b": [1, 3, 0], "c": [0, 1, 2]}
+
+
+def test_intervals_are_those_of_the_learner_with_indicators_relative_to_the_mean() -> None:
+    answers = drawn(1, 5, 40).drop(columns="person")
+    data = parse_comparisons(answers)
+    indicators = np.eye(5)
+    learner = fldb.DuelingBandit(ridge=0.5).fit(
+        indicators[data.first] - indicators[data.second], data.preference
+    )
+    center = np.eye(5) - 0.2
+    deviations = np.sqrt(np.diagonal(center @ learner.covariance_ @ center))
+    found = rank_items(answers, 0.5).table.set_index("item").loc[[*data.items]]
+    np.testing.assert_allclose(found["utility"], learner.coef_[0], atol=1e-9)
+    np.testing.assert_allclose((found["high"] - found["low"]) / 2, 1.959964 * deviations, rtol=1e-6)
+
+
+def test_of_two_items_the_probability_of_being_best_is_that_of_a_normal_difference() -> None:
+    row = rank_items(table("winner,loser,count a,b,5 b,a,3")).table.iloc[0]
+    expected = NormalDist().cdf(row["utility"] / ((row["high"] - row["utility"]) / 1.959964))
+    assert row["best"] == pytest.approx(expected, abs=4 * 0.5 / 20_000**0.5)
+
+
+def test_with_people_the_fit_is_the_maximum_of_the_joint_posterior() -> None:
+    data, ridge, variance = parse_comparisons(drawn(3, 4, 12)), 0.7, 0.4
+    fit = ranking._fit(data, ridge, variance)
+
+    def objective(flat: np.ndarray) -> float:
+        common, *own = flat.reshape(4, 4)
+        z = np.array(own)[data.person, data.first] - np.array(own)[data.person, data.second]
+        loss = np.log1p(np.exp(-np.where(data.preference == 1, z, -z))).sum()
+        spread = sum(((each - common) ** 2).sum() for each in own)
+        return float(loss + ridge / 2 * (common**2).sum() + spread / (2 * variance))
+
+    best = minimize(objective, np.zeros(16), method="BFGS", options={"gtol": 1e-9})
+    np.testing.assert_allclose(fit.utilities, best.x[:4], atol=1e-5)
+    step = 1e-4 * np.eye(16)  # the inverse of the whole Hessian, by differences
+    hessian = np.array([
+        [
+            objective(best.x + a + b) - objective(best.x + a - b)
+            - objective(best.x - a + b) + objective(best.x - a - b)
+            for a in step
+        ]
+        for b in step
+    ]) / 4e-8  # fmt: skip
+    center = np.eye(4) - 0.25
+    expected = center @ np.linalg.inv(hessian)[:4, :4] @ center
+    np.testing.assert_allclose(fit.covariance, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_left_out_comparisons_are_predicted_as_if_they_had_not_been_answered() -> None:
+    data = parse_comparisons(drawn(6, 5, 15))
+    approximate = ranking._fit(data, 1.0, 1.0).left_out
+    for row in range(0, len(data.first), 9):
+        times = data.times.copy()
+        times[row] = 1e-12
+        exact = ranking._fit(data._replace(times=times), 1.0, 1.0).left_out[row]
+        assert approximate[row] == pytest.approx(exact, abs=0.1)
+
+
+def test_the_variance_of_people_is_zero_where_they_agree_and_found_where_they_differ() -> None:
+    random = np.random.default_rng(1)
+    same = drawn(1, 5, 400, seed=2)
+    same["person"] = [f"p{number}" for number in random.integers(0, 20, len(same))]
+    assert rank_items(same).variance in {0.0, ranking.VARIANCES[1]}
+    apart = rank_items(drawn(40, 5, 40))
+    assert apart.variance is not None
+    assert 0.3 <= apart.variance <= 3.2  # 1, in steps of sqrt(10)
+    assert apart.log_loss[1] < apart.log_loss[0]
+    assert apart.accuracy[1] > apart.accuracy[0]
+
+
+def test_notes_name_groups_items_without_a_loss_or_a_win_and_cycles() -> None:
+    groups, lost, won, cycles = rank_items(table("winner,loser a,b b,c c,a a,d e,f")).notes
+    assert groups.startswith("2 groups of items were never compared with each other: a, b, c, d")
+    assert lost.startswith("never lost: e.")
+    assert won.startswith("never won: d, f.")
+    assert cycles.startswith("cycles: 3 items are in cycles of majorities, such as a > b > c > a.")
+    assert not rank_items(table("winner,loser a,b b,a b,c c,b")).notes
+
+
+REFUSED = {
+    "winer,loser a,b": "the columns are winer, loser; it must have the columns winner,loser or",
+    "winner,loser a,a": "row 2: loser is 'a'; winner is the same item",
+    "winner,loser a,b ,b": "row 3: winner is ''; must be the name of an item",
+    "first,second,preference a,b,2": "row 2: preference is '2'; must be first, second, tie,",
+    "winner,loser,count a,b,-1": "row 2: count is '-1'; must be a number from 0 to 1e9",
+    "winner,loser,count a,b,0": "count is 0 in each row",
+    "winner,loser,tie a,b,perhaps": "row 2: tie is 'perhaps'; must be yes, no, 1, 0 or empty",
+    "winner,loser,person a,b,": "row 2: person is ''; must be a name",
+    "winner,loser": "there are no comparisons below the header",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_table_that_cannot_be_used_is_refused_in_one_line_with_its_row(text: str) -> None:
+    with pytest.raises(DataError) as error:
+        parse_comparisons(table(text), "answers.csv")
+    assert str(error.value).startswith(f"answers.csv: {REFUSED[text]}")
+
+
+def test_files_have_commas_semicolons_tabs_or_are_of_excel(tmp_path: Path) -> None:
+    data = pd.DataFrame({"Winner": ["tea, green", "mate"], "LOSER": ["mate", "Kaffee für zwei"]})
+    for separator in ",;\t":
+        data.to_csv(
+            tmp_path / f"{ord(separator)}.csv", sep=separator, index=False, encoding="utf-8-sig"
+        )
+    data.to_excel(tmp_path / "a.xlsx", index=False)
+    for file in tmp_path.iterdir():
+        assert read_comparisons(file).items == ("tea, green", "mate", "Kaffee für zwei")
+    (tmp_path / "latin.csv").write_bytes("winner,loser\nä,b\n".encode("latin-1"))
+    with pytest.raises(DataError, match="it is not a UTF-8 text; save it as CSV in UTF-8"):
+        read_comparisons(tmp_path / "latin.csv")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_comparisons(tmp_path / "none.csv")
+
+
+def test_the_command_prints_and_writes_the_ranking(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "answers.csv"
+    drawn(8, 4, 20).to_csv(file, index=False)
+    rank.main([str(file), "--output", str(tmp_path / "out")])
+    output = capsys.readouterr().out
+    assert "a ranking for each person predicts" in output
+    written = pd.read_csv(tmp_path / "out.csv")
+    assert sorted(written["item"]) == ["i0", "i1", "i2", "i3"]
+    assert written["utility"].is_monotonic_decreasing
+    assert written["best"].sum() == pytest.approx(1.0)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit, match=r"^error: .*none.csv: cannot be read"):
+        rank.main([str(tmp_path / "none.csv")])
