@@ -25,7 +25,7 @@ from fldb_flower.bandit.preference import link
 from fldb_flower.bandit.selection import norms
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.linear import Whitener, make_form, whiten
-from fldb_flower.settings import Settings
+from fldb_flower.settings import NONE, Settings
 
 _BLOCK = 100  # at least this many answers are known for each one that is predicted together
 
@@ -91,7 +91,9 @@ class PersonalLearner:
         precision, shift = own or nothing
         self._own = ShareChange(precision[None], shift[None], *[np.zeros(1)] * 3)
         longest = LONGEST if settings.clip is None else PRIVATE_LONGEST
-        self._estimates = PersonalEstimates(1, d, settings.personal_ridge, longest=longest)
+        self._estimates = PersonalEstimates(
+            1, d, settings.personal_ridge, longest=longest, decay=settings.decay
+        )
         self._squares, self._count = 0.0, 0  # of the answers, for the scale
         self._estimates.receive(self._prior, self._own, self._scale())
 
@@ -186,12 +188,20 @@ def _squares(duels: Evidence) -> float:
 
 
 def make_learner(
-    store: DuelStore, last: Synchronization | None, dimension: int, duels: Evidence
+    store: DuelStore,
+    last: Synchronization | None,
+    dimension: int,
+    duels: Evidence,
+    half_life: float | str = NONE,
 ) -> CommonLearner | PersonalLearner:
-    """Return a learner that knows the last broadcast and a store's answers."""
+    """Return a learner that knows the last broadcast and a store's answers.
+
+    The half-life is that of a device alone; a server's settings have their own.
+    """
     learner: CommonLearner | PersonalLearner
     if last is None:
-        learner = PersonalLearner(selection_settings({"algorithm": "fldb_personal"}, dimension))
+        own = {"algorithm": "fldb_personal", "half_life": half_life}
+        learner = PersonalLearner(selection_settings(own, dimension))
     elif last.prior is None:
         learner = CommonLearner(last, selection_settings(last.parameters, dimension))
         duels = duels.after(last.counted)

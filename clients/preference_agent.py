@@ -25,6 +25,7 @@ from clients.validation import (
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.settings import NONE, Settings
 from fldb_flower.system.process import one_blas_thread
 
 __all__ = ["Duel", "PreferenceAgent", "Weights"]
@@ -127,12 +128,16 @@ class PreferenceAgent:
         found. ``"rank"``: all arms are ranked well after few duels, which show bad arms as well.
     clock : callable
         Returns the time in seconds since 1970.
+    half_life : float, optional
+        Number of later answers after which an answer has half its weight, from 0.01 to 1e9, for
+        tastes that change. By default all answers weigh the same. After the first broadcast, the
+        server's setting ``half_life`` counts instead.
 
     Raises
     ------
     DataError, OutputError
         See :class:`~clients.store.DuelStore`. DataError also if ``expire_after`` or ``purpose`` is
-        invalid.
+        invalid, and SettingsError if ``half_life`` is.
 
     Examples
     --------
@@ -158,6 +163,7 @@ class PreferenceAgent:
         expire_after: float = EXPIRE_AFTER,
         purpose: str = "suggest",
         clock: Callable[[], float] = time.time,
+        half_life: float | None = None,
     ) -> None:
         is_number = isinstance(expire_after, int | float) and not isinstance(expire_after, bool)
         if not is_number or not 0 < expire_after <= MOST_SECONDS:
@@ -167,6 +173,8 @@ class PreferenceAgent:
             )
         if purpose not in PURPOSES:
             raise DataError(f"purpose={shortened(purpose)}: must be {' or '.join(PURPOSES)}")
+        chosen = NONE if half_life is None else half_life
+        self._half_life = Settings(algorithm="fldb_personal", half_life=chosen).half_life
         self.store = DuelStore(path, clock=clock)
         self._expire_after, self._purpose = expire_after, purpose
         self._skipped: Counter[bytes] = Counter()
@@ -413,6 +421,8 @@ class PreferenceAgent:
             current.update()
             return current
         with one_blas_thread():
-            current = PairSelector(self.store, dimension, self._purpose, self._skipped)
+            current = PairSelector(
+                self.store, dimension, self._purpose, self._skipped, self._half_life
+            )
         self._selector = current
         return current

@@ -17,6 +17,7 @@ from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.linear import whitened
+from fldb_flower.settings import NONE
 from fldb_flower.system.process import one_blas_thread
 
 PURPOSES = ("suggest", "rank")
@@ -55,14 +56,19 @@ class PairSelector:
     """
 
     def __init__(
-        self, store: DuelStore, dimension: int, purpose: str, skipped: Counter[bytes]
+        self,
+        store: DuelStore,
+        dimension: int,
+        purpose: str,
+        skipped: Counter[bytes],
+        half_life: float | str = NONE,
     ) -> None:
         self.version, self.dimension = store.version(), dimension
         self._store, self._purpose, self._skipped = store, purpose, skipped
         last, duels = store.synchronized(), store.answers()
         self.is_own = last is None or last.prior is not None
         self._has_broadcast = last is not None
-        self.learner = make_learner(store, last, dimension, duels)
+        self.learner = make_learner(store, last, dimension, duels, half_life)
         settings = self.learner.settings
         self._avoids_repeats = (settings.algorithm, settings.selection) == ("fldb_personal", "ucb")
         self._rule = find_rule(settings.selection)

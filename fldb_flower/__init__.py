@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fldb_flower.bandit.learner import DuelingBandit
-    from fldb_flower.bandit.ranking import Ranking, rank_items
     from fldb_flower.catalogue import (
         register_algorithm,
         register_environment,
         register_selection,
     )
     from fldb_flower.errors import FldbError, SettingsError
+    from simulations.api.ranking import Ranking, rank_items
     from simulations.api.runs import Callback, Result, load, run
     from simulations.api.sweeps import SweepError, sweep
 
 # Imported on first use: `import fldb_flower` is in every process of Flower.
 _MODULES = {
     "fldb_flower.bandit.learner": ("DuelingBandit",),
-    "fldb_flower.bandit.ranking": ("Ranking", "rank_items"),
+    "simulations.api.ranking": ("Ranking", "rank_items"),
     "fldb_flower.catalogue": ("register_algorithm", "register_environment", "register_selection"),
     "fldb_flower.errors": ("FldbError", "SettingsError"),
     "simulations.api.runs": ("Callback", "Result", "load", "run"),

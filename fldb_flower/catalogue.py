@@ -138,6 +138,7 @@ SELECTIONS = Catalogue(
 ENVIRONMENTS = Catalogue(
     "environment",
     synthetic=Entry("fldb_flower.environments.synthetic:Synthetic"),
+    changing=Entry("fldb_flower.environments.changing:Changing"),
     movielens=Entry("fldb_flower.environments.movielens:MovieLens"),
     duels=Entry("fldb_flower.environments.duels:Duels", implies=True),
 )

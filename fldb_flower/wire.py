@@ -5,8 +5,8 @@ Symmetric matrices travel as their upper triangle, or in another form of
 :mod:`fldb_flower.linalg.linear`: half the bytes, and an upload cannot be asymmetric.
 
 Broadcast vector: theta_hat (d) if statistics are requested; then theta_sync (d) and the triangle
-of W_sync (d (d + 1) / 2) if agents select arms with the server's estimate. With FLDB-Personal: c
-(d), the triangle of the sum of M_i, v and the scale.
+of W_sync, or A of FLDB-ONS (d (d + 1) / 2), if agents select arms with the server's estimate. With
+FLDB-Personal: c (d), the triangle of the sum of M_i, v and the scale.
 Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triangle and
 the loss (1), each if the broadcast requests it. Empty if no statistics are requested. With
 FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, the squares

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fldb_flower.bandit.ranking import Ranking, rank_items
 from fldb_flower.errors import FldbError, OutputError, one_line
 from fldb_flower.runs.plots import save_figure
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.startup import interruptible
+from simulations.api.ranking import Ranking, rank_items
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -109,7 +109,10 @@ def _job(config: DictConfig) -> float | None:
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         with _stopping_on_signals(directory, sweep=is_sweep) as stopper:
-            work = lambda: run(settings_of(config), directory, stopper.start)  # noqa: E731
+
+            def work() -> None:
+                run(settings_of(config), directory, stopper.start)
+
             if is_sweep:
                 return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
             work()

@@ -39,9 +39,9 @@ Watch = Callable[[int, float], None]
 
 
 class Contribution(NamedTuple):
-    """The checked upload of one node, and what the node claims: its identity and its duels."""
+    """The checked upload of one node, and what else its reply claims, by kind of channel."""
 
-    order: Any  # of summation, which does not depend on that of arrival: partition or device
+    order: Any  # partition or device: identifies the sender, and is the order of summation
     upload: Any
     claim: Any
 
@@ -73,7 +73,7 @@ class Channel(ABC):
         self.asked: list[int] = []
         self.contributions: dict[int, Contribution] = {}
         self.refused: dict[int, str] = {}  # node -> why its reply is not counted
-        self.introduced: set[int] = set()  # nodes that did so in the replies received last
+        self.introduced: set[int] = set()  # nodes whose last reply only had their identity
         self._longest = max_difference(settings)
 
     # Which nodes are connected, and which of them are asked.

@@ -89,7 +89,7 @@ class DeviceDirectory(ResultsDirectory):
     def commit(
         self, row: Mapping[str, Any], strategy: DuelingStrategy, devices: DeviceChannel
     ) -> None:
-        """Store a round durably, with its row of ``rounds.csv``; it is not acknowledged before.
+        """Store a round durably, with its row of ``rounds.csv``; devices are told afterwards.
 
         If the directory cannot be written, an OutputError is raised: the round is not counted.
         """

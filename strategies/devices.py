@@ -44,7 +44,8 @@ class DeviceChannel(Channel):
         super().__init__(settings)
         chosen = settings.devices.first_duels
         self._first_duels = 2 * settings.dimension if chosen == AUTO else int(chosen)
-        self.counted: dict[str, int] = {}  # device id -> its last answer that is counted
+        # Device id -> its last counted answer; in secure sums, the exchange that counted it last.
+        self.counted: dict[str, int] = {}
         self.duels = 0  # counted, of all devices
         self._claims: dict[int, str] = {}  # node -> device, as it claimed last
         self._devices: dict[int, str] = {}  # node -> device, if undisputed

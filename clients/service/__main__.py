@@ -59,6 +59,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="suggest: show good arms; rank: learn a ranking of all arms (%(default)s)",
     )  # fmt: skip
     add(
+        "--half-life", metavar="N", type=bounded(float, 0.01, 1e9),
+        help="for tastes that change: an answer has half its weight after N later answers; a"
+        " federation's server has its own setting (none)",
+    )  # fmt: skip
+    add(
         "--max-connections", metavar="N", type=bounded(int, 1, 10_000),
         default=LIMITS.connections, help="waiting ones are closed for new ones (%(default)s)",
     )  # fmt: skip
@@ -105,6 +110,7 @@ def serve(arguments: argparse.Namespace) -> None:
             choices=arguments.choices,
             expire_after=arguments.expire_after,
             purpose=arguments.purpose,
+            half_life=arguments.half_life,
             any_host=arguments.allow_remote,
             body_seconds=arguments.request_seconds,
             connections=arguments.max_connections,

@@ -76,8 +76,8 @@ class Worker:
     At most ``most`` requests wait for it, each for a limited time, however many locks it meets.
     """
 
-    def __init__(self, path: Path, expire_after: float, purpose: str, most: int) -> None:
-        self.agent = PreferenceAgent(path, expire_after=expire_after, purpose=purpose)
+    def __init__(self, path: Path, most: int, **options: Any) -> None:
+        self.agent = PreferenceAgent(path, **options)
         self._thread = ThreadPoolExecutor(1)
         self._waiting, self._most = 0, most
 
@@ -341,6 +341,7 @@ def create_app(
     choices: int = 10,
     expire_after: float = EXPIRE_AFTER,
     purpose: str = "suggest",
+    half_life: float | None = None,
     any_host: bool = False,
     body_seconds: float = LIMITS.seconds,
     connections: int = LIMITS.connections,
@@ -349,10 +350,10 @@ def create_app(
     page, policy = load_page()
     path, most = Path(store).expanduser(), max(1, connections // 2)
     catalogue = catalogue or Catalogue()
+    options = {"expire_after": expire_after, "purpose": purpose, "half_life": half_life}
     with ExitStack() as workers:  # closed by an error
         reader, writer = (
-            workers.enter_context(closing(Worker(path, expire_after, purpose, most)))
-            for _ in range(2)
+            workers.enter_context(closing(Worker(path, most, **options))) for _ in range(2)
         )
         writer.agent.record_many([])  # if the store cannot be written
         catalogue.expect_dimension(path, reader.agent.store.dimension)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +12,19 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from clients.service.models import ShownArm, ShownFeature
-from clients.validation import MAX_KEY, Features, Image, Model, Text, check_names, first_error
+from clients.validation import (
+    LONGEST,
+    MAX_KEY,
+    Features,
+    Image,
+    Model,
+    Text,
+    check_names,
+    first_error,
+)
+from fldb_flower.environments.arms import parse_arms
 from fldb_flower.errors import DataError
-from fldb_flower.linalg.arrays import FloatArray, finite_number
+from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.system.files import read_file
 
 MOST_BYTES = 2**28
@@ -23,9 +32,6 @@ MOST_BYTES = 2**28
 
 MOST_SHOWN = 12
 """Features that a page shows of an arm without text and image."""
-
-KEYS, CONTENTS = ("arm", "key"), ("text", "image")
-"""Columns of a CSV file that are not features."""
 
 
 class Arm(Model):
@@ -88,8 +94,8 @@ class Catalogue:
 def read_arms(path: Path) -> Catalogue:
     """Return the arms in a file.
 
-    A CSV file has the column ``arm`` (or ``key``), perhaps ``text`` and ``image``, and one column
-    per feature; its header has their names. A JSON file is a list of
+    A CSV file has the column ``arm`` (or ``key``), perhaps ``text`` and ``image``, and features,
+    see :func:`~fldb_flower.environments.arms.parse_arms`. A JSON file is a list of
     ``{key, features, text?, image?}``.
     """
     try:
@@ -115,43 +121,19 @@ def _from_json(content: bytes) -> Catalogue:
 
 
 def _from_csv(content: bytes) -> Catalogue:
+    table = parse_arms(content, LONGEST)
     try:
-        lines = content.decode("utf-8-sig").splitlines(keepends=True)
-    except UnicodeDecodeError as error:
-        raise DataError(f"byte {error.start} is not UTF-8") from None
-    rows = csv.reader(lines, strict=True)
-    try:
-        header = next(rows, [])
-        names = [name for name in header if name not in {*KEYS, *CONTENTS}]
-        if sum(header.count(name) for name in KEYS) != 1 or not names:
-            raise DataError(
-                f"the header is {','.join(header)[:200]!r}: it must have the column arm, and one"
-                " column per feature"
-            )
+        check_names(table.names, None)
+    except DataError as error:
+        raise DataError(f"the header: {error}") from None
+    arms, features = [], table.features.tolist()
+    for row, (line, key) in enumerate(zip(table.lines, table.arms, strict=True)):
+        shown = {name: cells[row] or None for name, cells in table.contents.items()}
         try:
-            check_names(names, None)
-        except DataError as error:
-            raise DataError(f"the header: {error}") from None
-        return Catalogue([_arm(header, row, rows.line_num) for row in rows if row], names)
-    except csv.Error as error:
-        raise DataError(f"line {rows.line_num}: {error}") from None
-
-
-def _arm(header: list[str], row: list[str], line: int) -> Arm:
-    if len(row) != len(header):
-        raise DataError(f"line {line}: {len(row)} fields, but the header has {len(header)}")
-    fields = dict(zip(header, row, strict=True))
-    arm: dict[str, Any] = {name: fields.pop(name, "") or None for name in CONTENTS}
-    arm["key"] = next(fields.pop(name) for name in KEYS if name in fields)
-    numbers = [(text, finite_number(text.strip())) for text in fields.values()]
-    arm["features"] = [text if number is None else number for text, number in numbers]
-    try:
-        return Arm.model_validate(arm)
-    except ValidationError as error:
-        first: Any = error.errors()[0]
-        if first["loc"][0] == "features" and len(first["loc"]) > 1:
-            first = {**first, "loc": (list(fields)[first["loc"][1]],)}
-        raise DataError(f"line {line}: {first_error([first])}") from None
+            arms.append(Arm.model_validate({"key": key, "features": features[row], **shown}))
+        except ValidationError as error:
+            raise DataError(f"line {line}: {first_error(error.errors())}") from None
+    return Catalogue(arms, [*table.names])
 
 
 def _check(arms: Sequence[Arm]) -> None:

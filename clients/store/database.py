@@ -72,7 +72,7 @@ CREATE TABLE synchronized (      -- the estimate of the last broadcast
     counted INTEGER NOT NULL,    -- answers that the server has acknowledged
     duels INTEGER NOT NULL,      -- of all devices, that the estimate is computed from
     theta BLOB NOT NULL,         -- theta_sync: d float64
-    information BLOB NOT NULL,   -- W_sync, packed (fldb_flower/linalg/linear.py): float64
+    information BLOB NOT NULL,   -- W_sync or A, packed (fldb_flower/linalg/linear.py): float64
     parameters TEXT NOT NULL,    -- JSON: how pairs are selected
     prior BLOB                   -- FLDB-Personal: c, v and the scale, d + 2 float64; else NULL
 );

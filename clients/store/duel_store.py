@@ -482,7 +482,7 @@ class DuelStore(Database):
         return {duel_key(np.frombuffer(row[0])[:-EXTRA]) for row in rows}
 
     def cut(self, start: int, at_least: int, at_most: int = MAX_ANSWERS) -> int:
-        """Return where an upload that begins after answer ``start``, 0 or a cut, ends.
+        """Return where an upload that begins after answer ``start`` ends; make a cut if possible.
 
         Uploads begin and end at cuts only, and at least ``at_least`` distinct duels were answered
         between two cuts. Therefore every upload, and every difference of two uploads, covers at

@@ -22,6 +22,8 @@ import pictures
 
 MODULES = {  # of the function that measures each table, by its name
     "algorithms": "simulations.benchmark",  # the algorithms, relative to lower bounds
+    "changing": "changing",  # half-lives, if theta changes its sign
+    "changing_device": "changing",  # the same on a device
     "deployment": "deployment",  # a SuperLink under load, by number of nodes
     "flower": "flower",  # `flwr run`, relative to an app that does nothing
     "inprocess": "exchange",  # one exchange of one node, and Flower's bare message

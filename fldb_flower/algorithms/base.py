@@ -249,8 +249,19 @@ class Online(Algorithm):
             )
             changed = self.step(upload, round_)
             self._check(changed, "step")
-        changed["information"] = self.information + upload.information
+        prior = self.settings.ridge / self.settings.kappa_mu
+        changed["information"] = self.faded(self.information, prior, upload) + upload.information
         return changed
+
+    def faded(self, matrix: Array, prior: float, upload: Upload) -> Array:
+        """Return ``prior I`` plus a sum over earlier rounds with its weight after an upload.
+
+        Without ``half_life``, it is the matrix, ``prior I`` plus this sum.
+        """
+        if self.settings.decay is None:
+            return matrix
+        kept = self.settings.decay ** (upload.num_duels / self.settings.num_agents)
+        return kept * matrix + self.form.identity((1.0 - kept) * prior)
 
     def _only_exchange(
         self, federation: Federation, round_: Round, point: Array, hessian: bool = False

@@ -51,6 +51,9 @@ class FLDBONS(Online):
     standard deviations of theta already. By measurement, the regret is larger with the noise of
     theta in the width, and with much noise also if W is at least the norm of its noise.
 
+    With ``half_life``, A - lambda_0 I and W_sync - W_0 are multiplied by
+    ``0.5 ** (answers per agent / half_life)`` before the matrices of a round are added.
+
     No regret bound is proved. ``docs/theory.md`` has notes on its regret and the choice of
     lambda_0.
 
@@ -94,4 +97,5 @@ class FLDBONS(Online):
         return f"ons_ridge={self.settings.ons_ridge:g} is too small, or {super().remedy()}"
 
     def _curvature_with(self, upload: Upload) -> Array:
-        return self.arrays["curvature"] + upload.hessian
+        earlier = self.faded(self.arrays["curvature"], self.settings.ons_ridge, upload)
+        return earlier + upload.hessian

@@ -133,7 +133,7 @@ class FLDBPersonal(Algorithm):
         pooled, linear = arrays["pooled"], arrays["linear"]
         old = float(arrays["offered"][1])
         if old > 0.0 and change.num_duels > 0:
-            growth = change.num_duels / old
+            growth = self._growth(change, old)
             pooled, linear = blurred(pooled, linear, total / growth, least / growth)
         sampled = 1.0 / coverage - 1.0
         precision, seen = observed(total, sampled, change.shift / coverage, noise.shift**2)
@@ -144,6 +144,14 @@ class FLDBPersonal(Algorithm):
             precision=known - arrays["information"], shift=shift - arrays["shift"]
         )
         return change, {"pooled": pooled, "linear": linear, "loss_noise": variance}
+
+    def _growth(self, change: ShareUpload, old: float) -> float:
+        """Return ``n' / n - 1``: the weight of new answers relative to that of the ``old`` ones."""
+        if (decay := self.settings.decay) is None:
+            return change.num_duels / old
+        members = max(float(self.arrays["offered"][2]) + change.members, 1.0)
+        rate = -math.log(decay) / members
+        return math.expm1(min(rate * change.num_duels, 700.0)) / -math.expm1(-rate * old)
 
     def variance(self, losses: Array, answers: float, scale: float) -> float:
         """Return v, in units of ``1 / scale``."""

@@ -32,7 +32,7 @@ class DuelLog:
         self._start = 0  # number of iterations dropped
         self._kept = 0  # number of iterations stored
         self.counted = 0  # the last iteration that the server has counted
-        self.settled = 0  # the last iteration when all duels were settled
+        self.settled = 0  # the last iteration that was counted at once (Broadcast.final)
         self._nothing = self._empty(dimension, 0)
         self._differences, self._preferences, self._outcomes = self._nothing
 

@@ -37,6 +37,9 @@ class OwnEstimates:
     The prior is a ridge, lambda (paper, Eq. 1 with N = 1). A minimiser then lies in the span of the
     duels. Up to d duels, it is found by coordinates in an orthonormal basis of that span, so that
     the ridge may be below the rounding errors of the Hessian.
+
+    With a ``decay`` below 1, the loss of a duel has the weight ``decay ** n`` after n later answers
+    of the agent. A tie of equal arms is no answer: recorded duels without one.
     """
 
     def __init__(
@@ -45,9 +48,11 @@ class OwnEstimates:
         dimension: int,
         ridge: float,
         arrays: Arrays | None = None,
+        *,
         refit_ratio: float = 1.0,
+        decay: float | None = None,
     ) -> None:
-        self._arrays, self._refit_ratio = arrays or Arrays(), refit_ratio
+        self._arrays, self._refit_ratio, self._decay = arrays or Arrays(), refit_ratio, decay
         self._settings, self._remedy = f"lambda={ridge:g}", "a larger lambda"
         self._precision = self._arrays.eye(dimension) * ridge  # of the prior: Q, and its mean
         self._mean = self._arrays.zeros(dimension)
@@ -98,17 +103,33 @@ class OwnEstimates:
     def _stored(self) -> tuple[Array, Array]:
         return self._duels[..., : self._count], self._preferences[:, : self._count]
 
+    def _weights(self, duels: Array, answers: Array) -> Array | None:
+        """Return the weights of the losses of duels, (agents, duels); None if all are 1."""
+        if self._decay is None:
+            return None
+        answered = (self._arrays.xp.any(duels != 0.0, axis=1) | (answers != 0.5)) * 1.0
+        later = answered.sum(axis=1)[:, None] - answered.cumsum(axis=1)
+        weights: Array = self._decay**later
+        return weights
+
+    def gram(self) -> Array:
+        """Return the weighted sum of ``x x^T`` over each agent's duels, (agents, d, d)."""
+        duels, answers = self._stored()
+        weights = self._weights(duels, answers)
+        return hessian_of(duels, self._arrays.xp.ones_like(answers) if weights is None else weights)
+
     def _fit(self) -> None:
         """Set the minimisers for all duels."""
         (duels, answers), count = self._stored(), self._count
-        self._fitted, self._whitener = count, None
+        self._fitted, self._whitener, weights = count, None, self._weights(duels, answers)
         if count > self.theta.shape[1]:
-            self.theta = minimise(self.theta, duels, answers, self._precision, self._mean)
+            prior = self._precision, self._mean
+            self.theta = minimise(self.theta, duels, answers, *prior, weights=weights)
             return
         basis = self._span(duels)
         start, coordinates = logits_of(self.theta, basis), basis.swapaxes(1, 2) @ duels
         prior = self._precision[:count, :count], self._mean[:count]
-        self.theta = times(basis, minimise(start, coordinates, answers, *prior))
+        self.theta = times(basis, minimise(start, coordinates, answers, *prior, weights=weights))
 
     def _span(self, duels: Array) -> Array:
         """Return a basis with a column for each duel, 0 if the duel added no direction."""
@@ -131,7 +152,11 @@ class OwnEstimates:
     def posterior(self) -> Array:
         """The Hessian of each agent's objective at the last fit, (agents, d, d)."""
         duels = self._duels[..., : self._fitted]
-        return hessian_of(duels, link(logits_of(self.theta, duels))[1]) + self._precision
+        curvatures = link(logits_of(self.theta, duels))[1]
+        weights = self._weights(duels, self._preferences[:, : self._fitted])
+        if weights is not None:
+            curvatures = weights * curvatures
+        return hessian_of(duels, curvatures) + self._precision
 
     def state(self) -> dict[str, Array]:
         """Return a copy of the state, for :meth:`restore`; it does not include the prior."""
@@ -195,8 +220,9 @@ class PersonalEstimates(OwnEstimates):
         longest: float = LONGEST,
         *,
         refit_ratio: float = 1.0,
+        decay: float | None = None,
     ) -> None:
-        super().__init__(agents, dimension, 0.0, arrays, refit_ratio)
+        super().__init__(agents, dimension, 0.0, arrays, refit_ratio=refit_ratio, decay=decay)
         self._settings = "personal_ridge"
         self._remedy = "a larger personal_ridge (with privacy.epsilon, privacy.clip)"
         make = self._arrays.zeros
@@ -287,8 +313,11 @@ class PersonalEstimates(OwnEstimates):
     def _fit(self) -> None:
         """Set the minimisers, and the expansions there, for all duels."""
         duels, answers = self._stored()
-        self.theta = minimise(self.theta, duels, answers, self._precision, self._mean)
+        weights, prior = self._weights(duels, answers), (self._precision, self._mean)
+        self.theta = minimise(self.theta, duels, answers, *prior, weights=weights)
         slopes, curvatures = residuals(logits_of(self.theta, duels), answers)
+        if weights is not None:
+            slopes, curvatures = weights * slopes, weights * curvatures
         self._hessian = hessian_of(duels, curvatures)
         self._linear = times(self._hessian, self.theta) - times(duels, slopes)
         self._fitted, self._whitener = self._count, None

@@ -56,9 +56,9 @@ class Features:
         array = np.asarray(arms, dtype=np.float64)
         largest = np.abs(array).max(axis=0)  # a power of 2 as the unit: squares do not overflow
         unit = np.exp2(np.frexp(largest)[1].astype(float))
-        return cls(
-            _usable(unit * (array / unit).std(axis=0)), None if names is None else tuple(names)
-        )
+        array = array / unit
+        scales = unit * (array - array[:1]).std(axis=0)  # exactly 0 if all are equal
+        return cls(_usable(scales), None if names is None else tuple(names))
 
     @classmethod
     def of_squares(cls, squares: FloatArray, names: Sequence[str] | None = None) -> Features:
@@ -106,6 +106,12 @@ class Features:
                 f"{whose} has the features {one_line(', '.join(names))}; the federation has"
                 f" {one_line(', '.join(self.names))}: names and order must be the same"
             )
+
+
+def mean_squares(arms: FloatArray) -> FloatArray:
+    """Return the mean squared difference of two of at least two arms (K, d), per feature (d,)."""
+    squares: FloatArray = 2.0 * (arms - arms[0]).var(axis=0, ddof=1)  # exactly 0 if all are equal
+    return squares
 
 
 def read_features(file: Path) -> Features:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import os
 import sys
+from collections.abc import Hashable, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from fldb_flower.bandit.features import Features, mean_squares
 from fldb_flower.bandit.newton import minimise
 from fldb_flower.bandit.preference import logistic, residuals
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
@@ -25,7 +28,10 @@ _LEAST = 1e-290  # of a scaled ridge; with a smaller one, probabilities underflo
 _WORST = 1e6  # condition number of a root of the Hessian
 _ACCURACY = 1e-8  # of a logit, relative if it is above 1
 _LARGEST = 1e100  # of an argument: sums of squares are then finite
+_FORGOTTEN = 100  # half-lives after which the weight of a duel decreases no further
 _ANSWERS = "1 (first arm preferred), 0 (second), 0.5 (tie), or between 0 and 1"
+
+_Names: TypeAlias = Sequence[str] | None
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -48,18 +54,23 @@ class DuelingBandit:
 
     The probability that the first arm of a duel is preferred is
     :math:`\mu(\theta \cdot (x_1 - x_2))` with the logistic function :math:`\mu`. The estimate of
-    :math:`\theta` minimises the log loss of the duels plus ``ridge / 2`` times its squared length.
-    This is logistic regression on differences without intercept, with ``C = 1 / ridge``.
+    :math:`\theta` minimises the log loss of the duels plus ``ridge / 2`` times the squared length
+    of ``scale_`` times theta. With ``scale=None``, this is logistic regression on differences
+    without intercept, with ``C = 1 / ridge``.
 
     The methods are those of a classifier of scikit-learn, which need not be installed. Cross
     validation and grid search accept preferences of 0 and 1.
+
+    Columns of a DataFrame are matched by name. Of a DataFrame of arms, :meth:`rank` and
+    :meth:`propose` return labels of the index. Arrays are matched by position.
 
     Parameters
     ----------
     dimension : int, optional
         Number of features d of an arm; by default that of the first data.
     ridge : float
-        Precision of the prior of theta, N(0, I / ridge). A larger ridge shrinks the estimate.
+        Precision of the prior of ``scale_ * theta``, N(0, I / ridge). A larger ridge shrinks the
+        estimate.
     width : float
         Width of the confidence interval in :meth:`propose`, in posterior standard deviations. 0
         does not explore.
@@ -68,11 +79,19 @@ class DuelingBandit:
         ``"maxpairucb"``, ``"thompson"``, or one registered with :func:`register_selection`.
     random_state : int, optional
         Seed of the rules that draw random numbers.
+    scale : {"auto"}, None or array_like of shape (d,)
+        Units of the features for the prior. With ``"auto"``, results do not depend on units: the
+        scales are typical deviations of the features, from the duels and from the arms that
+        :meth:`propose` got. Features that are N(0, 1) have scale 1, and so have features that
+        never differed. None stands for ones.
+    half_life : float, optional
+        Number of later duels after which the loss of a duel has half its weight, for a taste that
+        changes. Rows are in the order of the answers. By default, all duels count the same.
 
     Attributes
     ----------
     coef_ : ndarray of shape (1, d)
-        The estimate of theta.
+        The estimate of theta, in units of the features as they were given.
     covariance_ : ndarray of shape (d, d)
         Inverse of the Hessian of the objective at the estimate: the covariance of the normal
         approximation to the posterior of theta.
@@ -82,8 +101,12 @@ class DuelingBandit:
         Zero: exchanging the arms of a duel exchanges the probabilities.
     classes_ : ndarray
         ``[0, 1]``: the second arm is preferred, the first arm is preferred.
+    scale_ : ndarray of shape (d,)
+        The scales of the last estimate.
     n_features_in_ : int
         d.
+    feature_names_in_ : ndarray of shape (d,)
+        Names of the features, if a DataFrame with names of type str was given.
 
     See Also
     --------
@@ -98,7 +121,7 @@ class DuelingBandit:
     >>> differences = np.array([[1, 0], [1, 1], [-1, 1], [-1, -1], [1, -1], [-1, 0]])
     >>> learner = fldb.DuelingBandit().fit(differences, [1, 1, 0, 0, 1, 0])
     >>> learner.coef_.round(2)
-    array([[1.29, 0.  ]])
+    array([[1.76, 0.  ]])
     >>> learner.rank([[0.0, 5.0], [2.0, 0.0], [1.0, 0.0]])
     array([1, 2, 0])
 
@@ -112,6 +135,14 @@ class DuelingBandit:
     ...     learner = learner.record(arms[i], arms[j], preferred)
     >>> int(learner.rank(arms)[0])
     1
+
+    A table, in any units:
+
+    >>> import pandas as pd
+    >>> cafes = pd.DataFrame({"price": [3, 4, 6], "metres": [900, 200, 300]}, ["A", "B", "C"])
+    >>> learner = fldb.DuelingBandit().record(cafes.loc["B"], cafes.loc["A"], 1.0)
+    >>> learner.rank(cafes)
+    array(['C', 'B', 'A'], dtype=object)
     """
 
     _estimator_type = "classifier"  # for scikit-learn before 1.6
@@ -121,7 +152,12 @@ class DuelingBandit:
     standard_errors_: FloatArray
     intercept_: FloatArray
     classes_: IntArray
+    scale_: FloatArray
     n_features_in_: int
+    feature_names_in_: NDArray[np.object_]
+
+    _offers: _Offers | None = None
+    _labelled: dict[Any, FloatArray] | None = None  # arms of the last DataFrame, by label
 
     def __init__(
         self,
@@ -131,12 +167,16 @@ class DuelingBandit:
         width: float = 0.75,
         selection: str = "ucb",
         random_state: int | None = None,
+        scale: str | ArrayLike | None = "auto",
+        half_life: float | None = None,
     ) -> None:
         self.dimension = dimension
         self.ridge = ridge
         self.width = width
         self.selection = selection
         self.random_state = random_state
+        self.scale = scale
+        self.half_life = half_life
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Learn from logged duels, and forget earlier ones.
@@ -169,8 +209,11 @@ class DuelingBandit:
         >>> fldb.DuelingBandit().fit([[1.0], [2.0], [-1.0]], [1, 1, 0.5]).coef_.round(3)
         array([[0.633]])
         """
-        duels = _duels(X, y, sample_weight, self.dimension)
-        return self._learn(duels, np.zeros(duels.differences.shape[1]))
+        values, names = _matched(X, None, "X")
+        duels = _duels(_arms(values, self.dimension, "X"), y, sample_weight)
+        self._learn(duels, np.zeros(duels.differences.shape[1]), None)
+        self.__dict__.pop("feature_names_in_", None)
+        return self._adopt(names)
 
     def partial_fit(
         self,
@@ -202,20 +245,21 @@ class DuelingBandit:
         >>> np.allclose(learner.coef_, fldb.DuelingBandit().fit(x, y).coef_)
         True
         """
-        duels = _duels(X, y, sample_weight, self._known_dimension())
-        if not self.__sklearn_is_fitted__():
-            return self._learn(duels, np.zeros(duels.differences.shape[1]))
-        return self._learn(
-            _Duels(*map(np.concatenate, zip(self._duels, duels, strict=True))), self.coef_[0]
-        )
+        rows, names = self._read(X, "X")
+        duels, start = _duels(rows, y, sample_weight), np.zeros(rows.shape[1])
+        if self.__sklearn_is_fitted__():
+            duels = _Duels(*map(np.concatenate, zip(self._duels, duels, strict=True)))
+            start = self.coef_[0]
+        return self._learn(duels, start, self._offers)._adopt(names)
 
     def record(self, first: ArrayLike, second: ArrayLike, preferred: float) -> Self:
         """Learn from the answer to one duel.
 
         Parameters
         ----------
-        first, second : array_like of shape (d,)
-            Features of the two arms.
+        first, second : array_like of shape (d,), or label
+            Features of the two arms, such as rows of a DataFrame; or labels of the DataFrame that
+            :meth:`propose` got last.
         preferred : float
             1 if the first arm was preferred, 0 if the second was, 0.5 for a tie.
 
@@ -231,13 +275,16 @@ class DuelingBandit:
         >>> learner.rank([[0.0, 1.0], [1.0, 0.0]])
         array([1, 0])
         """
-        one = _arms(first, self._known_dimension(), "first", ndim=1)[0]
-        other = _arms(second, len(one), "second", ndim=1)[0]
+        one, names = self._arm(first, "first", None)
+        other, others = self._arm(second, "second", names)
+        if len(one) != len(other):
+            raise _other_number("second", len(other), len(one))
         if not isinstance(preferred, Real | np.bool) or not 0.0 <= preferred <= 1.0:
             raise _invalid("preferred", preferred, _ANSWERS)
-        return self.partial_fit([one - other], [float(preferred)])
+        self.partial_fit([one - other], [float(preferred)])
+        return self._adopt(names or others)
 
-    def propose(self, arms: ArrayLike) -> tuple[int, int]:
+    def propose(self, arms: ArrayLike) -> tuple[Any, Any]:
         """Select two different arms for the next duel.
 
         If the rule selects the same arm twice, the second arm is the one with the largest upper
@@ -250,8 +297,8 @@ class DuelingBandit:
 
         Returns
         -------
-        first, second : int
-            Indices of the two arms.
+        first, second : int or label
+            Indices of the two arms, or labels of the index if ``arms`` is a DataFrame.
 
         Raises
         ------
@@ -264,12 +311,26 @@ class DuelingBandit:
         >>> fldb.DuelingBandit(selection="thompson", random_state=0).propose([[1.0], [2.0], [3.0]])
         (0, 2)
         """
-        features = _arms(arms, self._known_dimension(), "arms")
+        features, names = self._read(arms, "arms")
         if len(features) < 2:
             raise ValueError(f"arms has {len(features)} rows: a duel needs two arms")
+        labels = _labels(arms)
+        if labels is not None and len({*labels}) < len(labels):
+            twice = next(each for each in labels if labels.count(each) > 1)
+            raise ValueError(f"arms has the label {shown(twice)} twice: each arm needs its own")
+        first, second = self._select(features, _Offers.adding(features, self._offers))
+        self._adopt(names)._labelled = None
+        if labels is None:
+            return first, second
+        self._labelled = dict(zip(labels, features, strict=True))
+        return labels[first], labels[second]
+
+    def _select(self, features: FloatArray, offers: _Offers) -> tuple[int, int]:
+        """Return the indices of the next duel, and count the offer if there is one."""
         width = _number("width", self.width)
-        theta, whitener = self._estimate(features.shape[1])
         self._check_selection()
+        theta, whitener, scale = self._estimate(offers)
+        features, theta, whitener = features / scale, theta * scale, whitener * scale[:, None]
         rule = find_rule(self.selection)
         try:
             first, second = rule.pair(features, theta, whitener, width, self._streams())
@@ -281,10 +342,13 @@ class DuelingBandit:
         if first == second:
             others = np.arange(len(features)) != first
             second = best_challenger(features, first, theta, whitener, width, allowed=others)
+        self._offers = offers
         return first, second
 
-    def rank(self, arms: ArrayLike) -> IntArray:
+    def rank(self, arms: ArrayLike) -> NDArray[Any]:
         """Return the indices of arms, best first. Equal arms keep their order.
+
+        If ``arms`` is a DataFrame, they are labels of its index.
 
         Parameters
         ----------
@@ -303,8 +367,75 @@ class DuelingBandit:
         array([1, 3, 0, 2])
         """
         theta = self._fitted()
-        rewards = _arms(arms, len(theta), "arms") @ theta
-        return np.argsort(-rewards, kind="stable")
+        rewards = self._read(arms, "arms")[0] @ theta
+        order, labels = np.argsort(-rewards, kind="stable"), _labels(arms)
+        return order if labels is None else np.asarray(cast(Any, arms).index)[order]
+
+    def predict_utility(
+        self, X: ArrayLike, return_std: bool = False
+    ) -> FloatArray | tuple[FloatArray, FloatArray]:
+        """Return the utilities of arms, theta . x, and optionally their standard deviations.
+
+        Utilities are known up to a constant. For uncertainties relative to an average arm, subtract
+        the mean of the rows of ``X`` first.
+
+        Parameters
+        ----------
+        X : array_like of shape (n, d)
+            Features of arms, or differences.
+        return_std : bool
+            Whether to return the posterior standard deviations too.
+
+        Returns
+        -------
+        utility : ndarray of shape (n,)
+            Posterior means.
+        std : ndarray of shape (n,)
+            Posterior standard deviations. Only returned if ``return_std`` is True.
+
+        Examples
+        --------
+        >>> import fldb_flower as fldb
+        >>> learner = fldb.DuelingBandit(scale=None).fit([[1.0]], [1])
+        >>> utility, std = learner.predict_utility([[0.0], [2.0]], return_std=True)
+        >>> utility.round(2), std.round(2)
+        (array([0. , 0.8]), array([0. , 1.8]))
+        """
+        rows = self._rows(X)
+        utility: FloatArray = rows @ self.coef_[0]
+        return (utility, np.linalg.norm(rows @ self._whitener, axis=1)) if return_std else utility
+
+    def sample_coef(self, n_samples: int = 1, random_state: int | None = None) -> FloatArray:
+        """Draw samples of theta from the normal approximation to its posterior.
+
+        Parameters
+        ----------
+        n_samples : int
+            Number of samples n.
+        random_state : int, optional
+            Seed.
+
+        Returns
+        -------
+        ndarray of shape (n, d)
+            Samples, in the units of ``coef_``.
+
+        Examples
+        --------
+        The probability that the second feature is worth more than the first:
+
+        >>> import fldb_flower as fldb
+        >>> learner = fldb.DuelingBandit().fit([[1.0, 0.0], [-1.0, 1.0]], [1, 1])
+        >>> samples = learner.sample_coef(1000, random_state=0)
+        >>> round(float((samples[:, 1] > samples[:, 0]).mean()), 1)
+        0.7
+        """
+        theta = self._fitted()
+        if not isinstance(n_samples, Integral) or isinstance(n_samples, bool) or n_samples < 1:
+            raise _invalid("n_samples", n_samples, "a whole number, at least 1")
+        draws = np.random.default_rng(_seed(random_state)).standard_normal((n_samples, len(theta)))
+        samples: FloatArray = theta + draws @ self._whitener.T
+        return samples
 
     def decision_function(self, X: ArrayLike) -> FloatArray:
         """Return the logit of the probability that the first arm is preferred, (n,).
@@ -313,10 +444,9 @@ class DuelingBandit:
         --------
         >>> import fldb_flower as fldb
         >>> fldb.DuelingBandit().fit([[1.0]], [1]).decision_function([[0.0], [2.0]]).round(3)
-        array([0.   , 0.802])
+        array([0.  , 1.35])
         """
-        theta = self._fitted()
-        logits: FloatArray = _arms(X, len(theta), "X") @ theta
+        logits: FloatArray = self._rows(X) @ self.coef_[0]
         return logits
 
     def predict_proba(self, X: ArrayLike) -> FloatArray:
@@ -326,8 +456,8 @@ class DuelingBandit:
         --------
         >>> import fldb_flower as fldb
         >>> fldb.DuelingBandit().fit([[1.0]], [1]).predict_proba([[0.0], [2.0]]).round(3)
-        array([[0.5 , 0.5 ],
-               [0.31, 0.69]])
+        array([[0.5  , 0.5  ],
+               [0.206, 0.794]])
         """
         logits = self.decision_function(X)
         return np.stack([logistic(-logits), logistic(logits)], axis=1)
@@ -356,7 +486,7 @@ class DuelingBandit:
         >>> learner.score([[1.0], [2.0], [3.0], [4.0]], [1, 1, 0, 0.5])
         0.6666666666666666
         """
-        duels = _duels(X, y, sample_weight, len(self._fitted()))
+        duels = _duels(self._rows(X), y, sample_weight)
         weights = np.where(duels.preferences == 0.5, 0.0, duels.weights)
         correct = self.predict(duels.differences) == (duels.preferences > 0.5)
         total = float(weights.sum())
@@ -430,17 +560,83 @@ class DuelingBandit:
         known: int | None = getattr(self, "n_features_in_", self.dimension)
         return known
 
-    def _learn(self, duels: _Duels, start: FloatArray) -> Self:
+    def _read(
+        self, values: Any, name: str, ndim: int = 2, known: _Names = None
+    ) -> tuple[FloatArray, _Names]:
+        """Return features (n, d) in the order of the known names, and their names."""
+        values, names = _matched(values, getattr(self, "feature_names_in_", known), name)
+        return _arms(values, self._known_dimension(), name, ndim), names
+
+    def _rows(self, values: ArrayLike) -> FloatArray:
+        """Return the rows of an argument X that an estimate is for."""
+        self._fitted()
+        return self._read(values, "X")[0]
+
+    def _arm(self, arm: Any, name: str, names: _Names) -> tuple[FloatArray, _Names]:
+        """Return the features (d,) of an arm that is given by features or by label."""
+        labelled = self._labelled or {}
+        if isinstance(arm, Hashable):
+            with contextlib.suppress(TypeError):  # a tuple with a list in it
+                if arm in labelled:
+                    return labelled[arm], None
+        if isinstance(arm, str):
+            offered = one_line(", ".join(map(str, labelled)))[:200] or "there is none"
+            valid = f"features, or a label of the DataFrame that propose got last ({offered})"
+            raise _invalid(name, arm, valid)
+        if hasattr(arm, "iloc") and np.shape(arm)[:-1] == (1,):
+            arm = arm.iloc[0]
+        features, names = self._read(arm, name, 1, names)
+        return features[0], names
+
+    def _adopt(self, names: _Names) -> Self:
+        """Store the names of features, if there are any."""
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        return self
+
+    def _scales(self, squares: FloatArray) -> FloatArray:
+        """Return the scales (d,), with the mean squared differences (d,)."""
+        if self.scale is None:
+            return np.ones(len(squares))
+        if isinstance(self.scale, str) and self.scale == "auto":
+            return Features.of_squares(squares).scales
+        valid = f"'auto', None, or {len(squares)} numbers from {1 / _LARGEST:g} to {_LARGEST:g}"
+        try:
+            array = _numbers(self.scale, "scale")
+        except ValueError:
+            raise _invalid("scale", self.scale, valid) from None
+        if array.shape != squares.shape or not (array >= 1.0 / _LARGEST).all():
+            raise _invalid("scale", self.scale, valid)
+        return array
+
+    def _learn(self, duels: _Duels, start: FloatArray, offers: _Offers | None) -> Self:
         """Set the estimate to the minimiser for these duels."""
         self._check_selection()
         ridge = _number("ridge", self.ridge, positive=True)
-        theta, self._whitener = _minimiser(duels, ridge, start)
-        self._duels = duels
-        self.coef_, self.intercept_ = theta[None], np.zeros(1)
-        self.covariance_ = self._whitener @ self._whitener.T
-        self.standard_errors_ = np.sqrt(np.diag(self.covariance_))
+        scale = self._scales(_squares(duels, offers))
+        weights = duels.weights
+        if self.half_life is not None:
+            half_life = _number("half_life", self.half_life, positive=True)
+            later = np.arange(len(weights))[::-1]
+            weights = weights * np.exp2(-np.minimum(later, _FORGOTTEN * half_life) / half_life)
+        scaled = _Duels(duels.differences / scale, duels.preferences, weights)
+        theta, whitener = _minimiser(scaled, ridge, start * scale)
+        whitener = whitener / scale[:, None]
+        covariance = whitener @ whitener.T
+        variances = np.diag(covariance)
+        if not (np.isfinite(covariance).all() and (variances > 0.0).all()):
+            raise _inaccurate(duels, ridge)
+        self._duels, self._offers, self._whitener, self.scale_ = duels, offers, whitener, scale
+        self.coef_, self.intercept_ = (theta / scale)[None], np.zeros(1)
+        self.covariance_, self.standard_errors_ = covariance, np.sqrt(variances)
         self.classes_, self.n_features_in_ = np.array([0, 1]), len(theta)
         return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled learner; one of release 0.3.0 has no scales and no half-life."""
+        self.__dict__.update({"scale": None, "half_life": None, **state})
+        if self.__sklearn_is_fitted__():
+            self.__dict__.setdefault("scale_", np.ones(self.n_features_in_))
 
     def _fitted(self) -> FloatArray:
         """Return theta, (d,)."""
@@ -449,12 +645,19 @@ class DuelingBandit:
         theta: FloatArray = self.coef_[0]
         return theta
 
-    def _estimate(self, dimension: int) -> tuple[FloatArray, FloatArray]:
-        """Return theta and the whitener, which are those of the prior before the first duel."""
-        if self.__sklearn_is_fitted__():
-            return self._fitted(), self._whitener
-        ridge = _number("ridge", self.ridge, positive=True)
-        return np.zeros(dimension), np.eye(dimension) / np.sqrt(ridge)
+    def _estimate(self, offers: _Offers) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return theta, the whitener and the scales; those of the prior before the first duel.
+
+        A feature that differs for the first time in these offers gets its scale.
+        """
+        squares = _squares(None, offers)
+        if not self.__sklearn_is_fitted__():
+            scale = self._scales(squares)
+            ridge = _number("ridge", self.ridge, positive=True)
+            return np.zeros(len(scale)), np.diag(1.0 / (scale * np.sqrt(ridge))), scale
+        if ((squares > 0.0) & (_squares(self._duels, self._offers) == 0.0)).any():
+            self._learn(self._duels, self.coef_[0], offers)
+        return self._fitted(), self._whitener, self.scale_
 
     def _streams(self) -> AgentStreams:
         """Return the random numbers, which continue from one proposal to the next."""
@@ -473,9 +676,39 @@ class _Duels(NamedTuple):
     weights: FloatArray  # (n,)
 
 
-def _duels(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, dimension: int | None) -> _Duels:
+class _Offers(NamedTuple):
+    """Arms that were offered."""
+
+    squares: FloatArray  # squared differences of two arms, (d,), summed with weight K - 1
+    weight: float
+
+    @classmethod
+    def adding(cls, arms: FloatArray, offers: _Offers | None) -> _Offers:
+        """Return offers with another one, of arms (K, d)."""
+        weight = len(arms) - 1
+        squares = weight * mean_squares(arms)
+        return (
+            cls(squares + offers.squares, weight + offers.weight)
+            if offers
+            else cls(squares, weight)
+        )
+
+
+def _squares(duels: _Duels | None, offers: _Offers | None) -> FloatArray:
+    """Return mean squared differences (d,). A duel counts as an offer of two arms."""
+    mean, share = np.zeros(()), 0.0
+    if duels is not None:
+        heaviest = duels.weights.max()
+        relative = duels.weights / heaviest
+        mean = relative @ (duels.differences * duels.differences) / relative.sum()
+        share = 1.0 / (1.0 + (offers.weight / heaviest / relative.sum() if offers else 0.0))
+    other = offers.squares / offers.weight if offers else 0.0
+    squares: FloatArray = share * mean + (1.0 - share) * other
+    return squares
+
+
+def _duels(rows: FloatArray, y: ArrayLike, weights: ArrayLike | None) -> _Duels:
     """Return duels as arrays of float64; a ValueError names an argument that is invalid."""
-    rows = _arms(x, dimension, "X")
     answers = _column(y, "y", len(rows))
     if wrong := [value for value in answers.tolist() if not 0.0 <= value <= 1.0]:
         raise ValueError(f"y contains {wrong[0]:g}: must be {_ANSWERS}")
@@ -487,6 +720,40 @@ def _duels(x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, dimension: int
     if not factors.any():
         raise ValueError("sample_weight is zero for every duel: at least one must be above 0")
     return _Duels(rows, answers, factors)
+
+
+def _matched(values: Any, known: Sequence[str] | None, name: str) -> tuple[Any, _Names]:
+    """Return features with columns in the order of known names, and the names if there are any.
+
+    As in scikit-learn, columns have names if these are texts.
+    """
+    columns = getattr(values, "columns", values.index if hasattr(values, "iloc") else ())
+    names = [*columns]
+    if not any(isinstance(each, str) for each in names):
+        return values, None
+    if not all(isinstance(each, str) for each in names) or len({*names}) < len(names):
+        raise ValueError(
+            f"{name} has the columns {shown(names)}: must be different texts, or none texts"
+        )
+    if known is None or names == [*known]:
+        return values, names
+    unseen, missing = sorted({*names} - {*known}), sorted({*known} - {*names})
+    wrong = {"unseen at fit time": unseen, "seen at fit time, yet now missing": missing}
+    if lists := [
+        f" Feature names {what}: {one_line(', '.join(each[:5]))}{', ...' * (len(each) > 5)}."
+        for what, each in wrong.items()
+        if each
+    ]:
+        raise ValueError(
+            f"{name}: The feature names should match those that were passed during fit."
+            + "".join(lists)
+        )
+    return values[[*known]], [*known]
+
+
+def _labels(arms: Any) -> list[Any] | None:
+    """Return the labels of the rows of a DataFrame, or None for arrays."""
+    return arms.index.tolist() if hasattr(arms, "iloc") else None
 
 
 def _arms(arms: ArrayLike, dimension: int | None, name: str, ndim: int = 2) -> FloatArray:
@@ -508,11 +775,15 @@ def _arms(arms: ArrayLike, dimension: int | None, name: str, ndim: int = 2) -> F
     if not isinstance(dimension, Integral) or isinstance(dimension, bool) or dimension < 1:
         raise _invalid("dimension", dimension, "a whole number, at least 1")
     if array.shape[1] != dimension:
-        raise ValueError(
-            f"{name} has {array.shape[1]} features, but DuelingBandit is expecting"
-            f" {shown(dimension)} features as input"
-        )
+        raise _other_number(name, array.shape[1], dimension)
     return array
+
+
+def _other_number(name: str, found: int, dimension: int) -> ValueError:
+    return ValueError(
+        f"{name} has {found} features, but DuelingBandit is expecting {shown(dimension)} features"
+        " as input"
+    )
 
 
 def _column(values: ArrayLike, name: str, length: int) -> FloatArray:
@@ -544,11 +815,29 @@ def _numbers(values: Any, name: str) -> FloatArray:
             raise TypeError("Complex data not supported")
         array = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} must contain numbers: {one_line(error)}") from None
+        place = _place_of_first_wrong(values)
+        raise ValueError(f"{name} must contain numbers: {one_line(error)}{place}") from None
     if (wrong := array[~(np.abs(array) <= _LARGEST)]).size:
         valid = f"numbers of at most {_LARGEST:g} in absolute value, not NaN or infinity"
-        raise ValueError(f"{name} contains {wrong[0]:g}: must contain {valid}")
+        place = _place_of_first_wrong(values)
+        raise ValueError(f"{name} contains {wrong[0]:g}: must contain {valid}{place}")
     return array
+
+
+def _place_of_first_wrong(values: Any) -> str:
+    """Return `` (row R, column C)`` of the first entry that is not a valid number, or nothing."""
+    with contextlib.suppress(ValueError):  # lists of different lengths
+        for position, value in np.ndenumerate(np.asarray(values, dtype=object)):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                if not isinstance(value, str | bytes) and abs(float(value)) <= _LARGEST:
+                    continue
+            labels: list[Any] = [*position]
+            if hasattr(values, "iloc"):
+                labels = [axis[i] for axis, i in zip(values.axes, position, strict=True)]
+            words = ("row", "column") if len(labels) == 2 else ["entry"] * len(labels)
+            places = [f"{word} {one_line(each)}" for word, each in zip(words, labels, strict=True)]
+            return f" ({', '.join(places)})" if places else ""
+    return ""
 
 
 def _number(name: str, value: Any, *, positive: bool = False) -> float:

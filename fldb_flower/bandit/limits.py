@@ -40,7 +40,7 @@ _UNUSED = 0.01  # weight of a part that the algorithm does not use
 _VECTORS = {"gradient", "shift"}
 
 
-def typical_sizes(answers: int, longest: float, dimension: int) -> dict[str, float]:
+def typical_sizes(answers: float, longest: float, dimension: int) -> dict[str, float]:
     """Return the typical norms of a person's statistics, by part."""
     matrix = longest**2 * math.sqrt(answers + answers * (answers - 1) / dimension)
     return {
@@ -51,12 +51,12 @@ def typical_sizes(answers: int, longest: float, dimension: int) -> dict[str, flo
 
 
 def typical_share_sizes(
-    answers: int, fresh: int, longest: float, dimension: int, variance: float
+    answers: float, fresh: int, longest: float, dimension: int, variance: float
 ) -> dict[str, float]:
     """Return the typical norms of a person's share, by part, for v in squared units of theta.
 
-    ``answers`` is the number of the person's answers, and ``fresh`` of those whose log losses are
-    new.
+    ``answers`` is the total weight of the person's answers, and ``fresh`` the number of those whose
+    log losses are new.
     """
     hessian = typical_sizes(answers, longest, dimension)["hessian"]
     each = answers * _CURVATURE * longest**2 / dimension

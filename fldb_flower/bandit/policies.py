@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from fldb_flower.bandit.selection.selector import Selector
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.linalg.arrays import Array, Arrays, copy, fields_of, join_parts, part_of, to_numpy
-from fldb_flower.linalg.linear import Whitener, add_to_whiteners, make_form
+from fldb_flower.linalg.linear import Whitener, add_to_whiteners, make_form, whiten
 from fldb_flower.settings import Settings
 
 
@@ -125,8 +126,10 @@ class LocalEstimatesPolicy(Policy):
     def __init__(self, settings: Settings, streams: AgentStreams, arrays: Arrays) -> None:
         agents, d = len(streams.agents), settings.dimension
         self._selector = Selector(settings, streams, arrays)
-        self._estimates = OwnEstimates(agents, d, settings.ridge, arrays, settings.refit_ratio)
-        self._arrays = arrays
+        fits: Any = {"refit_ratio": settings.refit_ratio, "decay": settings.decay}
+        self._estimates = OwnEstimates(agents, d, settings.ridge, arrays, **fits)
+        self._arrays, self._decay = arrays, settings.decay
+        self._prior = arrays.eye(d) * theory.prior_precision(settings)
         identity = arrays.eye(d) * math.sqrt(settings.kappa_mu / settings.ridge)
         self._whiteners = arrays.zeros(agents, d, d) + identity  # W_i^-1/2
 
@@ -139,7 +142,10 @@ class LocalEstimatesPolicy(Policy):
 
     def learn(self, differences: Array, preferences: Array) -> None:
         self._estimates.add(differences, preferences)
-        add_to_whiteners(self._whiteners, differences)
+        if self._decay is None:
+            add_to_whiteners(self._whiteners, differences)
+        else:  # the weights of all earlier duels have changed
+            self._whiteners = whiten(self._estimates.gram() + self._prior)
 
     def state(self) -> dict[str, Array]:
         return {"whiteners": to_numpy(copy(self._whiteners)), **self._estimates.state()}
@@ -169,8 +175,9 @@ class PersonalPolicy(Policy):
         self._clip, self._settings = settings.clip, settings
         longest = LONGEST if self._clip is None else PRIVATE_LONGEST
         self._estimates = PersonalEstimates(
-            agents, d, settings.personal_ridge, arrays, longest, refit_ratio=settings.refit_ratio
-        )
+            agents, d, settings.personal_ridge, arrays, longest,
+            refit_ratio=settings.refit_ratio, decay=settings.decay,
+        )  # fmt: skip
         self._arrays, self._width = arrays, settings.personal_width
         self._sends = ALGORITHMS[settings.algorithm].exchanges != "none"
         zeros = arrays.zeros

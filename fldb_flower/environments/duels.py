@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fldb_flower.bandit.features import Features
 from fldb_flower.bandit.streams import AgentStreams, make_streams, stream_arrays
 from fldb_flower.environments import Contexts
 from fldb_flower.environments.studies import ARMS, DUELS, Study, read_study
@@ -63,7 +64,7 @@ class Duels:
             features = standardised(study, people)
             differences = features[study.first[rows]] - features[study.second[rows]]
             return float(np.linalg.norm(differences, axis=1).max()) or 1.0
-        features = study.features
+        features = scaled(study, settings)
         longest = max(np.linalg.norm(features - row, axis=1).max() for row in features)
         return float(longest) or 1.0
 
@@ -76,6 +77,9 @@ class Replay(Duels):
     repeated answers in either order; 0.5 if there is none. A pair that the agent has selected
     before has no new answer. The reward of an arm is the person's Borda score: its mean share of
     wins against the other arms, where a pair without an answer counts as a tie.
+
+    Features are divided by their standard deviations over the arms of the study, so their units do
+    not matter, unless ``environment.scale=none``. A common linear reward is per deviation, too.
     """
 
     shows_pairs = False
@@ -89,7 +93,7 @@ class Replay(Duels):
         self._answers: dict[int, float] = dict(zip(keys.tolist(), share.tolist(), strict=True))
         self._asked: set[int] = set()
         self._shown = np.empty((0, settings.num_arms), dtype=np.int64)  # arms of the last contexts
-        self._features = self._arrays.make(study.features)
+        self._features = self._arrays.make(scaled(study, settings))
         size = len(agents) * count
         gains = np.bincount(place * count + low, share - 0.5, size)
         gains -= np.bincount(place * count + high, share - 0.5, size)
@@ -226,6 +230,13 @@ def _chosen(settings: Settings) -> tuple[Study, IntArray]:
     """Return the study, and the numbers of the people that are agents."""
     study = read_study(settings.environment.path)
     return study, choose(study, settings).people[: settings.num_agents]
+
+
+def scaled(study: Study, settings: Settings) -> FloatArray:
+    """Return the features that replay shows (``environment.scale``), (arms, d)."""
+    if settings.environment.scale == "none":
+        return study.features
+    return Features.of_arms(study.features).scaled(study.features)
 
 
 def standardised(study: Study, people: IntArray) -> FloatArray:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from fldb_flower.environments.arms import error_at, indicators, parse_arms, read_rows
 from fldb_flower.errors import DataError, one_line
-from fldb_flower.linalg.arrays import LARGEST, FloatArray, IntArray, finite_number
+from fldb_flower.linalg.arrays import FloatArray, IntArray, finite_number
 from fldb_flower.system.files import read_file
 
 ARMS, DUELS = "arms.csv", "duels.csv"
 COLUMNS = ("person", "first", "second", "preference")
 
-_REQUIRED = {
-    ARMS: "it must be a UTF-8 text with the header arm,FEATURE,... and one arm per line",
-    DUELS: f"it must be a UTF-8 text with the header {','.join(COLUMNS)} and one duel per line",
-}
-_FOLDER = f"the folder of a study, with {ARMS} and {DUELS}"
+_VALID = f"it must be a UTF-8 text with the header {','.join(COLUMNS)} and one duel per line"
+_FOLDER = f"the folder of a study, with {DUELS} and, if arms have features, {ARMS}"
+_T = TypeVar("_T")
 
 
 class Study(NamedTuple):
@@ -72,15 +69,18 @@ def read_study(path: str) -> Study:
     """Return the study in a folder; it is read once per process, unless a file changes.
 
     ``arms.csv`` has a header and one line per arm: its name, in the column ``arm``, and its
-    features. ``duels.csv`` has a header and one line per answer, with the columns ``person``,
-    ``first``, ``second`` (names of arms) and ``preference``, in any order. Other columns of it are
-    ignored. A preference between 0 and 1 is a degree: 0.75 is three wins of the first arm in four.
+    features, see :func:`~fldb_flower.environments.arms.parse_arms`. Without this file, the arms are
+    those of the duels, in order of appearance, with one indicator each. ``duels.csv`` has a header
+    and one line per answer, with the columns ``person``, ``first``, ``second`` (names of arms) and
+    ``preference``, in any order. Other columns of it are ignored. A preference between 0 and 1 is a
+    degree: 0.75 is three wins of the first arm in four.
     """
     if not path:
         raise DataError(f"environment.path is empty: set it to {_FOLDER}")
     try:
         folder = Path(path).expanduser().absolute()
-        states = [(folder / name).stat() for name in _REQUIRED]
+        arms = [folder / ARMS] if (folder / ARMS).exists() else []
+        states = [file.stat() for file in (folder / DUELS, *arms)]
         return _study(folder, tuple((state.st_mtime_ns, state.st_size) for state in states))
     except (OSError, RuntimeError, ValueError) as error:  # ~ of an unknown user, a zero byte
         file = getattr(error, "filename", None) or path
@@ -92,80 +92,50 @@ def read_study(path: str) -> Study:
 
 @lru_cache(maxsize=8)
 def _study(folder: Path, version: object) -> Study:  # noqa: ARG001 - a key of the cache
-    features = _arms(folder / ARMS)
-    numbers = {arm: number for number, arm in enumerate(features)}
-    people: dict[str, int] = {}
-    duels = [
-        (people.setdefault(person, len(people)), numbers[first], numbers[second], preference)
-        for person, first, second, preference in _duels(folder / DUELS, numbers)
-    ]
+    file = folder / ARMS
+    table = _read(file, parse_arms) if file.exists() else None
+    known = None if table is None else {arm: number for number, arm in enumerate(table.arms)}
+    file = folder / DUELS
+    rows = _read(file, lambda content: [*_duels(content, known)])
+    numbers = known or _numbered(arm for _, *pair, _ in rows for arm in pair)
+    people = _numbered(person for person, *_ in rows)
+    duels = [(people[row[0]], numbers[row[1]], numbers[row[2]], row[3]) for row in rows]
     columns = [np.array(column) for column in zip(*duels, strict=True)]
-    return Study(folder, tuple(features), tuple(people), np.array([*features.values()]), *columns)
+    features = _read(file, lambda _: indicators(len(numbers))) if table is None else table.features
+    return Study(folder, tuple(numbers), tuple(people), features, *columns)
 
 
-def _arms(file: Path) -> dict[str, list[float]]:
-    """Return the features of each arm by its name."""
-    (line, header), *rows = _rows(file)
-    if header[0] != "arm" or len(set(header) - {""}) < max(2, len(header)):
-        raise _error(file, line, f"the header is {','.join(header)[:40]!r}")
-    arms: dict[str, list[float]] = {}
-    for line, (name, *texts) in rows:
-        if not name or name in arms:
-            raise _error(file, line, f"arm is {name[:40]!r}", "must be a name of its own")
-        arms[name] = []
-        for column, text in zip(header[1:], texts, strict=True):
-            number = finite_number(text)
-            if number is None or abs(number) > LARGEST:
-                fault = f"{one_line(column)} of {name[:40]!r} is {text[:40]!r}"
-                raise _error(file, line, fault, f"must be a number within +-{LARGEST:g}")
-            arms[name].append(number)
-    if len(arms) < 2:
-        raise DataError(f"{one_line(file)}: has {len(arms)} arms; a duel needs two")
-    return arms
+def _numbered(names: Iterable[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 
-def _duels(file: Path, arms: Container[str]) -> Iterator[tuple[str, str, str, float]]:
-    """Yield person, first, second and preference of each duel."""
-    (line, header), *rows = _rows(file)
+def _read(file: Path, parse: Callable[[bytes], _T]) -> _T:
+    """Parse the content of a file; an error names the file."""
+    content = read_file(file, 2**30)
+    try:
+        return parse(content)
+    except DataError as error:
+        raise DataError(f"{one_line(file)}: {error}") from None
+
+
+def _duels(content: bytes, arms: Container[str] | None) -> Iterator[tuple[str, str, str, float]]:
+    """Yield person, first, second and preference of each duel; any arm is valid if None are."""
+    (line, header), *rows = read_rows(content, _VALID)
     if any(header.count(column) != 1 for column in COLUMNS):
-        raise _error(file, line, f"the header is {','.join(header)[:40]!r}")
+        raise error_at(line, f"the header is {','.join(header)[:40]!r}", _VALID)
     if not rows:
-        raise DataError(f"{one_line(file)}: has no duels; {_REQUIRED[DUELS]}")
+        raise DataError(f"has no duels; {_VALID}")
     for line, row in rows:
         person, first, second, preference = (row[header.index(column)] for column in COLUMNS)
         for column, arm in (("first", first), ("second", second)):
-            if arm not in arms:
-                raise _error(file, line, f"{column} is {arm[:40]!r}", f"must be an arm of {ARMS}")
+            if not arm or (arms is not None and arm not in arms):
+                required = f"must be an arm of {ARMS}" if arms else "must be the name of an arm"
+                raise error_at(line, f"{column} is {arm[:40]!r}", required)
         if not person or first == second:
             fault = f"first and second are both {first[:40]!r}" if person else "person is empty"
-            raise _error(file, line, fault)
+            raise error_at(line, fault, _VALID)
         share = finite_number(preference)
         if share is None or not 0.0 <= share <= 1.0:
             required = "must be 1 (the first arm won), 0 (the second won) or 0.5 (a tie)"
-            raise _error(file, line, f"preference is {preference[:40]!r}", required)
+            raise error_at(line, f"preference is {preference[:40]!r}", required)
         yield person, first, second, share
-
-
-def _rows(file: Path) -> list[tuple[int, list[str]]]:
-    """Return line number and fields of the header and of each row that is not blank."""
-    content = read_file(file, 2**30)
-    try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
-        lines = [(reader.line_num, [field.strip() for field in row]) for row in reader]
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise _error(file, line, "it is not in UTF-8") from None
-    except csv.Error as error:
-        raise _error(file, reader.line_num, str(error)) from None
-    rows = [(line, row) for line, row in lines if any(row)]
-    if not rows:
-        raise DataError(f"{one_line(file)}: is empty; {_REQUIRED[file.name]}")
-    for line, row in rows:
-        if len(row) != (columns := len(rows[0][1])):
-            fault = f"{len(row)} instead of {columns} fields: {','.join(row)[:40]!r}"
-            raise _error(file, line, fault)
-    return rows
-
-
-def _error(file: Path, line: int, fault: str, required: str = "") -> DataError:
-    return DataError(f"{one_line(file)}: line {line}: {fault}; {required or _REQUIRED[file.name]}")

@@ -6,6 +6,7 @@ import math
 
 from fldb_flower.bandit.streams import AgentStreams, make_streams, shared_generator, stream_arrays
 from fldb_flower.environments import Contexts
+from fldb_flower.linalg.arrays import Array
 from fldb_flower.settings import Settings
 
 _EXCEEDED = 1e-9  # probability that a run has a longer difference than max_difference
@@ -21,21 +22,28 @@ class Synthetic:
         self._shape = (settings.num_arms, settings.dimension)
         self._sigma = settings.environment.sigma
         self.theta = shared_generator(settings.seed, "theta").standard_normal(settings.dimension)
-        self._thetas = stream_arrays(settings).make(self.theta)  # (d,), or (agents, d)
+        self._theta = stream_arrays(settings).make(self.theta)
+        self._offsets: Array | None = None  # of the agents, (agents, d)
         if self._sigma > 0:
             streams = make_streams(settings, agents)
             offsets = streams.standard_normal("theta", 1, settings.dimension)[:, 0]
-            self._thetas = self._thetas + self._sigma * offsets
+            self._offsets = self._sigma * offsets
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
         """Draw arms from N(0, I); see :class:`~fldb_flower.environments.Environment`."""
         features = streams.standard_normal("arms", iterations, *self._shape)
-        rows = features.swapaxes(0, 1)  # in the order of memory
-        if self._sigma == 0:
-            rewards = rows.reshape(iterations, -1, self._shape[1]) @ self._thetas
+        return Contexts(features, self._rewards(features.swapaxes(0, 1)).swapaxes(0, 1))
+
+    def _rewards(self, rows: Array) -> Array:
+        """Return the rewards of arms in the order of memory, (iterations, agents, K, d)."""
+        return self._rewards_of(self._theta, rows)
+
+    def _rewards_of(self, theta: Array, rows: Array) -> Array:
+        if self._offsets is None:
+            rewards = rows.reshape(len(rows), -1, self._shape[1]) @ theta
         else:
-            rewards = rows @ self._thetas[:, :, None]
-        return Contexts(features, rewards.reshape(rows.shape[:-1]).swapaxes(0, 1))
+            rewards = rows @ (theta + self._offsets)[:, :, None]
+        return rewards.reshape(rows.shape[:-1])
 
     @staticmethod
     def max_difference(settings: Settings) -> float:

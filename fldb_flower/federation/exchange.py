@@ -258,8 +258,8 @@ def sizes_and_weights(
     if broadcast.shares:
         assert isinstance(play.estimate, CommonPrior)
         prior, answers = private_prior(play.estimate, settings), answers or each * play.last
-        variance = prior.variance / prior.scale
-        shares = typical_share_sizes(answers, fresh, clip, settings.dimension, variance)
+        variance, weight = prior.variance / prior.scale, settings.total_weight(answers)
+        shares = typical_share_sizes(weight, fresh, clip, settings.dimension, variance)
         unused = [] if settings.personal_variance == AUTO else ["losses"]
         return shares, weights_of(shares, unused)
     parts = ["gradient", "information"] + ["hessian"] * broadcast.hessian

@@ -29,7 +29,7 @@ from fldb_flower.federation.exchange import (
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.linalg.linear import Form, make_form, pack
 from fldb_flower.secure.protocol import checked_fields, checked_integer, framed, unframed
-from fldb_flower.settings import SELECTION_SETTINGS, PrivacySettings, Settings
+from fldb_flower.settings import NONE, SELECTION_SETTINGS, PrivacySettings, Settings
 from fldb_flower.wire import BroadcastHeader, decode_broadcast, encode_broadcast
 
 DUELS = "num_duels"
@@ -54,6 +54,8 @@ class Shared:
         vector, header = encode_broadcast(self.broadcast)
         settings, privacy = self.settings, self.settings.privacy
         chosen = {name: getattr(settings, name) for name in _SETTINGS}
+        if settings.decay is None:  # the bytes of 0.3.0
+            del chosen["half_life"]
         private = {name: getattr(privacy, name) for name in _PRIVACY}
         fields = {
             "duels": self.duels,
@@ -70,7 +72,10 @@ class Shared:
         names = ("duels", "header", "privacy", "settings", "units")
         fields, body = unframed(content, _WHAT, names)
         duels = checked_integer(fields["duels"], f"duels of {_WHAT}", 0, 2**53)
-        values = checked_fields(fields["settings"], f"settings of {_WHAT}", _SETTINGS)
+        values = fields["settings"]
+        if isinstance(values, dict):
+            values = {"half_life": NONE, **values}
+        values = checked_fields(values, f"settings of {_WHAT}", _SETTINGS)
         private = checked_fields(fields["privacy"], f"privacy of {_WHAT}", _PRIVACY)
         _check_size(private["clip"], f"the clip of {_WHAT}")
         try:

@@ -46,6 +46,7 @@ from fldb_flower.settings.rules import (
     ENVIRONMENT_OF,
     MOVIELENS_DIMENSIONS,
     MOVIELENS_ITEMS,
+    NORMAL,
     SELECTION_SETTINGS,
     automatic,
     check_together,
@@ -73,12 +74,19 @@ class EnvironmentSettings(Checked, group="environment"):
     """Arms and preferences.
 
     :name: Source of arms and preferences.
-    :sigma: Heterogeneity (synthetic): agent i has theta_i = theta + N(0, sigma^2 I).
+    :sigma: Heterogeneity (synthetic, changing): agent i has theta_i = theta + N(0, sigma^2 I).
+    :change: changing: what theta does at change_at: flip, it changes its sign; redraw, it is drawn
+        again from N(0, I).
+    :change_at: changing: the first iteration with the changed theta; 0: none; auto: horizon / 2 +
+        1, and with a drift none.
+    :drift: changing: standard deviation of what each iteration adds to each coordinate of theta.
     :path: movielens: the ratings, as a file, a folder or the downloaded zip; duels: the folder with
         arms.csv and duels.csv.
     :play: duels: replay, the policy selects pairs and gets recorded answers; predict, recorded
         duels are shown in random order; auto: replay if at least half of the people answered at
         least 90% of the pairs.
+    :scale: duels, play=replay: catalogue, features are divided by their standard deviations over
+        the arms, so that units do not matter; none, they are used as they are.
     :max_people: duels: maximum number of people, the first in duels.csv; 0: no limit.
     :min_answers: duels: people with fewer answers are left out; predict: also below horizon.
     :users: movielens: drawn, each agent draws a user in each iteration, as in the paper;
@@ -87,8 +95,12 @@ class EnvironmentSettings(Checked, group="environment"):
 
     name: str = setting("synthetic", ENVIRONMENTS)
     sigma: float = setting(0.0, Limits(0, MAX_SIGMA))
+    change: str = setting("flip", ("flip", "redraw"))
+    change_at: int | str = setting(AUTO, FROM_ZERO)
+    drift: float = setting(0.0, Limits(0, MAX_SIGMA))
     path: str = ""
     play: str = setting(AUTO, (AUTO, "replay", "predict"))
+    scale: str = setting("catalogue", ("catalogue", "none"))
     max_people: int = setting(0, FROM_ZERO)
     min_answers: int = setting(0, FROM_ZERO)
     users: str = setting("drawn", ("drawn", "persistent"))
@@ -159,7 +171,8 @@ class PrivacySettings(Checked, group="privacy"):
     :delta: Differential privacy: probability by which chances may differ beyond epsilon.
     :unit: What is protected: person, all contributions of one agent; answer, one answer.
     :clip: Length to which agents shorten longer differences in statistics; auto: max_difference if
-        it is a number, and for synthetic sqrt(2 dimension), the root mean squared length.
+        it is a number, and for synthetic and changing sqrt(2 dimension), the root mean squared
+        length.
     :parties: Simulations: number of parties that add noise: 1, a trusted server; 2, server and
         helper, as with secure=true.
     :min_variance: FLDB-Personal: lower limit of v with privacy, in units of 10 / clip^2, because
@@ -228,6 +241,8 @@ class Settings(Checked):
     :refit_ratio: LDB, alone, FLDB-Personal: agents fit theta_i to all own duels whenever their
         number has grown by this ratio, with a step of O(d^2) for each duel between; 1: after each
         duel.
+    :half_life: FLDB-ONS, FLDB-Personal, alone, LDB: number of later answers of an agent after which
+        an answer has half its weight, for tastes that change; none: all answers weigh the same.
     :max_difference: L, the maximum length of a difference of two arms; uploads that exceed it are
         rejected; auto: the environment's bound, and no limit for devices (Flower).
     :matrix_form: Representation of W and of Hessians: full, d^2 numbers; diagonal, d.
@@ -298,6 +313,7 @@ class Settings(Checked):
     personal_width: float = setting(0.5, NOT_NEGATIVE)
     personal_variance: float | str = setting(AUTO, POSITIVE)
     refit_ratio: float = setting(1.0, Limits(1, MAX_REAL))
+    half_life: float | str = setting(NONE, Limits(0.01, 1e9))
     max_difference: float | str = setting(AUTO, POSITIVE)
     matrix_form: str = setting("full", ("full", "diagonal"))
     robust: str = setting("none", ("none", "trimmed"))
@@ -330,6 +346,16 @@ class Settings(Checked):
         return 1.0 / self.horizon if self.lambda_ == AUTO else float(self.lambda_)
 
     @property
+    def decay(self) -> float | None:
+        """Factor on the weight of an answer with each later one (``half_life``); None without."""
+        return None if self.half_life == NONE else 0.5 ** (1.0 / float(self.half_life))
+
+    def total_weight(self, answers: float) -> float:
+        """Return the sum of the weights of so many answers of an agent."""
+        decay = self.decay
+        return answers if decay is None else (1.0 - decay**answers) / (1.0 - decay)
+
+    @property
     def exchanges(self) -> str:
         """Exchanges of statistics in a round: ``one`` also with ``first_round=step``.
 
@@ -354,13 +380,13 @@ class Settings(Checked):
     def clip(self) -> float | None:
         """Length to which agents shorten longer differences; None if nothing determines it.
 
-        With ``environment=synthetic``, ``auto`` is ``sqrt(2 d)``, the root of the mean squared
-        length of a difference of two N(0, I) arms.
+        With the environments synthetic and changing, ``auto`` is ``sqrt(2 d)``, the root of the
+        mean squared length of a difference of two N(0, I) arms.
         """
         given = [each for each in (self.privacy.clip, self.max_difference) if each != AUTO]
         if given and self.is_private:
             return float(given[0])
-        is_normal = self.mode == "simulation" and self.environment.name == "synthetic"
+        is_normal = self.mode == "simulation" and self.environment.name in NORMAL
         return math.sqrt(2.0 * self.dimension) if is_normal and self.is_private else None
 
 

@@ -22,12 +22,15 @@ MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
 _NUMBERS = {"num_agents": 100, "horizon": 500, "dimension": 5}
 """Values of settings that are auto, unless the environment's data determine them."""
 ENVIRONMENT_OF = {
-    "users": "movielens", "play": "duels", "max_people": "duels", "min_answers": "duels"
+    "users": "movielens", "play": "duels", "scale": "duels", "max_people": "duels",
+    "min_answers": "duels", "change": "changing", "change_at": "changing", "drift": "changing",
 }  # fmt: skip
 """Settings of one environment only."""
+NORMAL = ("synthetic", "changing")
+"""Environments whose arms are drawn from N(0, I)."""
 SELECTION_SETTINGS = (
     "algorithm", "selection", "kappa_mu", "delta", "beta_scale", "ons_width", "lambda_",
-    "matrix_form", "personal_ridge", "personal_width",
+    "matrix_form", "personal_ridge", "personal_width", "half_life",
 )  # fmt: skip
 """Settings of the server's run that a device selects pairs of arms with."""
 _NO_NOISE = "privacy.epsilon=none: no noise is added; set privacy.epsilon to a number"
@@ -69,10 +72,12 @@ def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "schedule.ratio", other("schedule.name", "geometric")
     if values.get("environment.name") in ENVIRONMENTS.keys() - ENVIRONMENTS.added:
         for names, *valid in (
-            ("environment.sigma", "synthetic"),
+            ("environment.sigma", *NORMAL),
+            ("environment.change environment.change_at environment.drift", "changing"),
             ("environment.path", "movielens", "duels"),
             ("environment.users", "movielens"),
             ("environment.play environment.max_people environment.min_answers", "duels"),
+            ("environment.scale", "duels"),
         ):
             yield names, other("environment.name", *valid)
     yield "engine.num_nodes", other("engine.name", "inprocess", "flower")
@@ -123,7 +128,7 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "lambda", confidence or (not_selected if name == "fldb_ons" else "")
     if name != "fldb_ogd" or values.get("projection_radius") != AUTO:  # a radius of the theory
         yield "kappa_mu delta", confidence or not_selected
-    yield "selection beta_scale ons_width personal_width", not_selected
+    yield "selection beta_scale ons_width personal_width environment.scale", not_selected
 
 
 # --- values that follow from other settings --------------------------------------------------
@@ -187,6 +192,19 @@ def _algorithm_problems(settings: Settings) -> Problems:
     for key, value, valid in (("robust", "trimmed", robust), ("first_round", "step", able)):
         if getattr(settings, key) == value and name not in valid:
             yield f"{key}={value!r}", f"needs algorithm {' or '.join(valid)}, not {name}"
+    forgetting = [
+        each for each, entry in ALGORITHMS.items()
+        if entry.agents in {"local", "personal"} or each == "fldb_ons"
+    ]  # fmt: skip
+    if settings.decay is not None:
+        half_life = f"half_life={settings.half_life:g}"
+        if name not in forgetting:
+            yield half_life, f"needs algorithm {' or '.join(forgetting)}, not {name}"
+        if name == "fldb_ons" and settings.mode == "devices":
+            reason = "the number of answers per device is not known in mode=devices"
+            yield half_life, f"algorithm=fldb_ons: {reason}; use algorithm=fldb_personal"
+        if settings.refit_ratio != 1:
+            yield f"refit_ratio={settings.refit_ratio:g}", f"must be 1 with {half_life}"
     if settings.mode == "devices" and name not in online:
         reason = "the others need every device in every round, or no server"
         names = f"must be one of {', '.join(online)} with mode=devices"

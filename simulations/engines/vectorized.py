@@ -127,7 +127,7 @@ def _workers(settings: Settings, shards: list[range]) -> Any:
 
 
 class Worker:
-    """Plays some of the shards, in the process of its first call, which makes their agents."""
+    """Plays some of the shards; the process of the first call makes their agents."""
 
     def __init__(self, settings: Settings, shards: Sequence[range]) -> None:
         self._settings, self._shards = settings, shards

@@ -33,7 +33,7 @@ def test_agrees_with_logistic_regression(ridge, weighted):
     theirs = linear_model.LogisticRegression(
         C=1 / ridge, fit_intercept=False, tol=1e-12, max_iter=10_000
     ).fit(x, y, weights)
-    ours = fldb.DuelingBandit(ridge=ridge).fit(x, y, weights)
+    ours = fldb.DuelingBandit(ridge=ridge, scale=None).fit(x, y, weights)
     assert ours.coef_ == pytest.approx(theirs.coef_, abs=1e-6)
     assert ours.predict_proba(x) == pytest.approx(theirs.predict_proba(x), abs=1e-6)
     assert (ours.predict(x) == theirs.predict(x)).all()
@@ -54,7 +54,7 @@ def test_a_share_of_answers_equals_these_answers():
 
 def test_covariance_is_the_inverse_hessian():
     x, y = duels(d=2)
-    learner = fldb.DuelingBandit(ridge=0.5).fit(x, y)
+    learner = fldb.DuelingBandit(ridge=0.5, scale=None).fit(x, y)
 
     def gradient(theta):
         return x.T @ (1 / (1 + np.exp(-x @ theta)) - y) + 0.5 * theta
@@ -112,7 +112,7 @@ def test_duels_of_any_scale(case):
         if max(ridge, np.abs(duels[0]).max(), duels[2].max()) > 1e100:
             continue
         try:
-            learner = fldb.DuelingBandit(ridge=ridge).fit(*duels)
+            learner = fldb.DuelingBandit(ridge=ridge, scale=None).fit(*duels)
         except ConvergenceError:
             refused.append(math.log10(ridge) - 2 * math.log10(unit) - math.log10(weight))
             continue
@@ -133,7 +133,7 @@ def test_duels_of_any_scale(case):
 def test_extreme_ridges_are_refused(ridge, unit, weight, better):
     """Otherwise the probabilities, or the estimate, are too small for float64."""
     with pytest.raises(ConvergenceError) as error:
-        fldb.DuelingBandit(ridge=ridge).fit([[unit]], [1], [weight])
+        fldb.DuelingBandit(ridge=ridge, scale=None).fit([[unit]], [1], [weight])
     assert str(error.value) == (
         f"ridge={ridge:g} gives no accurate estimate with differences of features up to {unit:.1e}"
         f" and weights up to {weight:.1e}: scale the features to about 1, or use a ridge nearer to"
@@ -147,7 +147,8 @@ def test_extreme_ridges_are_refused(ridge, unit, weight, better):
 )
 def test_one_feature_without_contradictions(ridge, unit, weight, count):
     """``ridge theta = n w x mu(-x theta)``, by bisection of its logarithm."""
-    learner = fldb.DuelingBandit(ridge=ridge).fit([[unit]] * count, [1] * count, [weight] * count)
+    learner = fldb.DuelingBandit(ridge=ridge, scale=None)
+    learner.fit([[unit]] * count, [1] * count, [weight] * count)
     low, high = 1e-300, 1e3
     for _ in range(200):
         z = (low + high) / 2
@@ -279,7 +280,7 @@ def test_parameters():
     assert learner.set_params(ridge=3.0, dimension=2) is learner
     assert learner.get_params() == {
         "dimension": 2, "ridge": 3.0, "width": 0.75, "selection": "thompson",
-        "random_state": None,
+        "random_state": None, "scale": "auto", "half_life": None,
     }  # fmt: skip
     with pytest.raises(ValueError, match="'rigde' is not a parameter of DuelingBandit: must be"):
         learner.set_params(rigde=1.0)
@@ -374,7 +375,7 @@ def test_invalid_input():
         fldb.DuelingBandit().fit(GOOD, [1, 1, 1]).rank(np.eye(4))
     message = r"arms up to 1e\+100, width=0.75, ridge=1e-150: .* too large; use numbers of about 1"
     with pytest.raises(ValueError, match=message):
-        fldb.DuelingBandit(ridge=1e-150).propose(1e100 * GOOD)
+        fldb.DuelingBandit(ridge=1e-150, scale=None).propose(1e100 * GOOD)
 
 
 def test_features_of_any_kind_of_array():

@@ -14,7 +14,8 @@ from scipy.stats import kendalltau
 from clients.preference_agent import PreferenceAgent
 from clients.store import Synchronization
 from fldb_flower.bandit.estimate import CommonPrior
-from fldb_flower.errors import DataError
+from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.linalg.linear import pack
 
 D = 3
 
@@ -275,3 +276,69 @@ def test_a_proposal_is_fast_with_thousands_of_answers(path):
             seconds.append(time.process_time() - begin)
             agent.record(duel.id, "first")
     assert np.median(seconds) < 0.02
+
+
+# --- tastes that change ----------------------------------------------------------------------
+
+
+def weighted_posterior(agent, precision, mean, half_life):
+    """Return theta and the covariance with weights by order, by SciPy's minimiser."""
+    duels = agent.store.answers()
+    x, y = duels.differences, duels.preferences
+    weights = 0.5 ** (np.arange(len(y))[::-1] / half_life)
+
+    def objective(theta):
+        z, off = x @ theta, theta - mean
+        return weights @ (np.logaddexp(0, z) - y * z) + off @ precision @ off / 2
+
+    theta = minimize(objective, mean, method="BFGS", options={"gtol": 1e-9}).x
+    p = mu(x @ theta)
+    return theta, np.linalg.inv((x * (weights * p * (1 - p))[:, None]).T @ x + precision)
+
+
+def test_with_a_half_life_a_device_learns_from_weighted_answers(path):
+    """Alone with that of the agent; after a broadcast with that of the server."""
+    rng = np.random.default_rng(5)
+    arms, theta = rng.standard_normal((6, D)), np.array([1.0, -1.0, 0.5])
+    with PreferenceAgent(path, half_life=7) as agent:
+        answer(agent, arms, theta, 20, rng)
+        x = agent.store.answers().differences
+        scale = (x * x).sum() / len(x) / 10.0
+        expected = weighted_posterior(agent, np.eye(D) * scale / 1.1, np.zeros(D), 7)
+        found = agent.explain()
+        np.testing.assert_allclose(found.weights, expected[0], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found.deviations, np.sqrt(np.diag(expected[1])), rtol=1e-3)
+        prior = CommonPrior(4.0 * np.eye(D), np.zeros(D), 0.2, 1.0)
+        for half_life, used in ((3.0, 3.0), ("none", 1e9), (None, 1e9)):
+            parameters = {"algorithm": "fldb_personal", "half_life": half_life}
+            if half_life is None:  # a server, or a store, of version 0.3.0
+                del parameters["half_life"]
+            broadcast = Synchronization(
+                time.time(), 1, 0, 9, np.zeros(D), pack(prior.precision), parameters, prior
+            )
+            agent.store.synchronize(broadcast)
+            expected = weighted_posterior(agent, np.eye(D) / (1 / 5 + 0.2), np.zeros(D), used)
+            found = agent.explain()
+            np.testing.assert_allclose(found.weights, expected[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_device_follows_a_taste_that_changes(tmp_path):
+    """Weight +2 on the first feature for 100 answers, then -2: 21 answers of half-life 25."""
+    late = {}
+    for half_life, seed in itertools.product((None, 25.0), range(8)):
+        rng = np.random.default_rng(seed)
+        arms, number = rng.standard_normal((10, D)), 0
+        with PreferenceAgent(tmp_path / f"{half_life}{seed}.db", half_life=half_life) as agent:
+            answer(agent, arms, np.array([2.0, 0, 0]), 100, rng)
+            while number < 60 and agent.explain().weights[0] >= 0:
+                answer(agent, arms, np.array([-2.0, 0, 0]), 1, rng)
+                number += 1
+        late.setdefault(half_life, []).append(number)
+    assert np.median(late[25.0]) <= 30 < np.median(late[None])
+
+
+def test_a_half_life_out_of_range_is_refused_before_a_store_is_created(path):
+    for value in (0, -1, "soon", math.nan, True):
+        with pytest.raises(SettingsError, match=r"^half_life=.* \(from Python\): must be"):
+            PreferenceAgent(path, half_life=value)
+    assert not path.exists()

@@ -209,6 +209,17 @@ def test_the_purpose_reaches_the_selection(path, purpose):
     assert all(3 in pair for pair in pairs) == (purpose == "suggest")
 
 
+@pytest.mark.parametrize("half_life", [None, 0.5])
+def test_the_half_life_reaches_the_estimate(path, half_life):
+    """The larger arm wins four times, then the smaller one twice."""
+    with running(path, half_life=half_life) as client:
+        for larger_wins in (True,) * 4 + (False,) * 2:
+            duel = propose(client, features=[[0.0], [1.0]])
+            first_wins = (duel["first"] == 1) == larger_wins
+            answer(client, duel["id"], "first" if first_wins else "second")
+        assert (client.get("/weights").json()["weights"][0] > 0) == (half_life is None)
+
+
 def test_the_next_duel_is_the_oldest_that_a_page_can_show(client, path):
     problem(client.get("/duels/next"), 404, "no open duel has contents")
     propose(client)  # without contents: not shown in a page
@@ -405,23 +416,25 @@ def test_arms_are_proposed_if_no_duel_is_open(path, tmp_path):
 
 
 BAD_CSV = {
-    "": "the header is '': it must have the column arm",
-    "arm\na\nb\n": "the header is 'arm': it must have the column arm, and one column per feature",
-    "price\n1\n2\n": "the header is 'price': it must have the column arm",
-    "arm,key,price\na,a,1\n": "the header is 'arm,key,price': it must have the column arm",
-    "arm,price,price\na,1,2\nb,1,2\n": "the header: names: name 1, 'price', is also the name",
-    "arm,price,\na,1,2\nb,1,2\n": "the header: names.1",
-    "arm,price\na,1\n": "1 arms: a duel needs at least two",
-    "arm,price\na,1\nb\n": "line 3: 1 fields, but the header has 2",
-    "arm,price\na,1\n\nb,cheap\n": "line 4: price: Input should be a valid number, not 'cheap'",
-    "arm,price\na,1\nb,nan\n": "line 3: price: Input should be a valid number, not 'nan'",
-    "arm,price\na,1\nb,1_0\n": "line 3: price: Input should be a valid number, not '1_0'",
-    "arm,price\na,1\nb,1e999\n": "line 3: price: Input should be a valid number, not '1e999'",
-    "arm,price\na,1\na,2\n": "1.key: 'a' is also the key of another arm",
-    "arm,price\na,1\n,2\n": "line 3: key: String should have at least 1 character, not ''",
+    "": "is empty; it must be a UTF-8 text with the header arm,FEATURE,...",
+    "price\n1\n2\n": "line 1: the header is 'price'; it must be",
+    "arm,key,price\na,a,1\n": "line 1: the header is 'arm,key,price'; it must be",
+    "arm,price,price\na,1,2\nb,1,2\n": "line 1: the header is 'arm,price,price'; it must be",
+    "arm,price,\na,1,2\nb,1,2\n": "line 1: the header is 'arm,price,'; it must be",
+    "arm,price\na,1\n": "has 1 arms; a duel needs two",
+    "arm,price\na,1\nb\n": "line 3: 1 instead of 2 fields: 'b'",
+    "arm,price\na,1\n\nb,cheap\n": "line 4: price of 'b' is 'cheap'; must be a number within",
+    "arm,price\na,1\nb,nan\n": "line 3: price of 'b' is 'nan'; must be a number within",
+    "arm,price\na,1\nb,1_0\n": "line 3: price of 'b' is '1_0'; must be a number within",
+    "arm,price\na,1\nb,1e999\n": "line 3: price of 'b' is '1e999'; must be a number within",
+    "arm,price\na,1\nb,2e100\n": "line 3: price of 'b' is '2e100'; must be a number within",
+    "arm,price\na,1\na,2\n": "line 3: arm is 'a'; must be a name of its own",
+    "arm,price\na,1\n,2\n": "line 3: arm is ''; must be a name of its own",
+    "arm,price\na,1\n" + "b" * 1001 + ",2\n": "line 3: key: String should have at most 1000 char",
+    "arm,c,c=a\na,a,1\nb,b,2\n": "has 3 features; at most 4096, each with its name",
     "arm,price,image\na,1,\nb,2,/etc/passwd\n": "line 3: image",
     'arm,price\n"a,1\nb,2\n': "line 3: unexpected end of data",
-    "arm,price\na,1\nb,\xe9\n": "byte 16 is not UTF-8",
+    "arm,price\na,1\nb,\xe9\n": "line 3: it is not in UTF-8",
 }
 
 
@@ -444,6 +457,18 @@ def test_csv_files_of_other_programs_are_read(tmp_path):
     one, two = catalogue.arms
     assert (one.key, one.text, one.features) == ("one", "two\r\nlines", [1000.0])
     assert (two.key, two.text, two.image, two.features) == ("two", None, None, [-0.5])
+
+
+def test_texts_and_names_of_arms_are_indicators(tmp_path):
+    (tmp_path / "arms.csv").write_text("colour,arm,price\nred,a,1\nblue,b,2\nred,c,3\n")
+    catalogue = read_arms(tmp_path / "arms.csv")
+    assert catalogue.names == ["colour=red", "colour=blue", "price"]
+    assert catalogue.features.tolist() == [[1, 0, 1], [0, 1, 2], [1, 0, 3]]
+    (tmp_path / "arms.csv").write_text("arm,text\na,tea\nb,\n")
+    catalogue = read_arms(tmp_path / "arms.csv")
+    assert catalogue.names == ["a", "b"]
+    assert catalogue.features.tolist() == [[1, 0], [0, 1]]
+    assert [arm.text for arm in catalogue.arms] == ["tea", None]
 
 
 def test_an_arm_without_text_and_image_shows_its_key(path, tmp_path):
@@ -1193,6 +1218,7 @@ BAD_STARTS = {
     "--store {0}/d.db --expire-after nan": "--expire-after",
     "--store {0}/d.db --expire-after 0": "--expire-after",
     "--store {0}/d.db --purpose learn": "--purpose",
+    "--store {0}/d.db --half-life 0": "--half-life",
     "--store {0}/d.db --stroe x": "--stroe",
     "": "--store",
 }

@@ -7,15 +7,19 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from conftest import nested
+from hypothesis import strategies as st
 from test_resume import kill_at, results
 
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments import make_environment, max_difference
+from fldb_flower.environments.duels import standardised
 from fldb_flower.environments.studies import read_study
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
@@ -66,6 +70,9 @@ def write(folder, arms, duels):
     return folder
 
 
+RAW = {"environment__play": "replay", "environment__scale": "none"}
+
+
 def settings(folder, **values):
     base = {"environment__name": "duels", "environment__path": str(folder), "num_arms": 3}
     return from_nested(nested(**{**base, **values}), "a test")
@@ -113,7 +120,7 @@ def regret_of(chosen):
 
 
 def test_rewards_are_borda_scores(study):
-    chosen = settings(study, environment__play="replay")
+    chosen = settings(study, **RAW)
     contexts = make_environment(chosen, range(2)).contexts(AgentStreams(0, range(2)), 5)
     for agent, borda in enumerate(BORDA):
         for features, rewards in zip(
@@ -125,7 +132,7 @@ def test_rewards_are_borda_scores(study):
 
 
 def test_arms_are_drawn_uniformly(study):
-    chosen = settings(study, environment__play="replay", num_arms=2)
+    chosen = settings(study, **RAW, num_arms=2)
     contexts = make_environment(chosen, range(2)).contexts(AgentStreams(0, range(2)), 3000)
     pairs = [f"{arm_of(a)}{arm_of(b)}" for a, b in contexts.features.reshape(-1, 2, 2)]
     counts = [pairs.count(pair) for pair in ("AB", "BA", "AC", "CA", "BC", "CB")]
@@ -135,7 +142,7 @@ def test_arms_are_drawn_uniformly(study):
 
 @pytest.mark.parametrize("together", [1, 4])
 def test_each_pair_is_answered_once_in_either_order(study, together):
-    chosen = settings(study, environment__play="replay")
+    chosen = settings(study, **RAW)
     environment = make_environment(chosen, range(2))
     streams, rng = AgentStreams(0, range(2)), np.random.default_rng(1)
     asked = [set(), set()]
@@ -158,7 +165,7 @@ def test_each_pair_is_answered_once_in_either_order(study, together):
 
 def test_agents_learn_from_each_pair_once(study):
     """A long random run has asked all pairs: its sums are those of one duel per pair."""
-    chosen = settings(study, environment__play="replay", algorithm="random", horizon=80)
+    chosen = settings(study, **RAW, algorithm="random", horizon=80)
     upload = play(chosen, 80)
     gradient, information = np.zeros(2), np.zeros((2, 2))
     for shares in SHARES:
@@ -172,7 +179,7 @@ def test_agents_learn_from_each_pair_once(study):
 
 def test_regret_counts_repeated_pairs_too(study):
     """Random pairs of three arms lose two thirds of the sum of the gaps, in each iteration."""
-    chosen = settings(study, environment__play="replay", algorithm="random", horizon=4000)
+    chosen = settings(study, **RAW, algorithm="random", horizon=4000)
     regret = regret_of(chosen)
     lost = [2 * (max(borda.values()) - np.mean(list(borda.values()))) for borda in BORDA]
     assert regret.mean() == pytest.approx(np.mean(lost), rel=0.03)
@@ -253,6 +260,52 @@ def test_agents_learn_the_recorded_duels_whatever_the_policy_selects(study):
         assert not regret_of(chosen).any()
 
 
+# --- units -----------------------------------------------------------------------------------
+
+LEARNING = ("fldb_personal", "fldb_ogd", "fldb_ons", "ldb")
+
+
+def curves(folder, playing, algorithm):
+    """Return the regret, and in predict the losses, of each iteration."""
+    numbers = {"environment__play": playing, "algorithm": algorithm, "tau": 2, "num_arms": 4}
+    chosen = settings(folder, **numbers, horizon=12)
+    history = History(chosen.horizon)
+    vectorized.run(chosen, history)
+    return np.array([history.cumulative_regret, *(history.cumulative_predictions or ())])
+
+
+@hypothesis.given(
+    exponents=st.lists(st.integers(-20, 20), min_size=2, max_size=2),
+    factors=st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=2),
+    algorithm=st.sampled_from(LEARNING),
+    playing=st.sampled_from(["replay", "predict"]),
+)
+@hypothesis.settings(max_examples=25, deadline=None)
+def test_units_of_features_do_not_matter(exponents, factors, algorithm, playing):
+    """Equal to the bit for powers of two, and but for rounding for others."""
+    rng = np.random.default_rng(5)
+    table = np.column_stack([rng.standard_normal((6, 2)), rng.integers(0, 2, 6)])
+    better = table @ [1.0, -2.0, 0.5] + rng.standard_normal((3, 6))
+    lines = [
+        f"p{person},a{a},a{b},{int(better[person, a] > better[person, b])}"
+        for person in range(3)
+        for a in range(6)
+        for b in range(a)
+    ]
+    duels = "\n".join(["person,first,second,preference", *lines])
+
+    def found(factor):
+        rows = (table * [*factor, 1.0]).tolist()
+        arms = [f"a{n},{','.join(map(repr, row))}" for n, row in enumerate(rows)]
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder), "\n".join(["arm,x,y,z", *arms]), duels)
+            return curves(folder, playing, algorithm)
+
+    expected = found([1.0, 1.0])
+    assert (found(np.exp2(exponents)) == expected).all()
+    assert found(factors) == pytest.approx(expected, rel=1e-9)
+
+
 # --- what the study implies ------------------------------------------------------------------
 
 
@@ -316,7 +369,10 @@ def test_the_study_is_read_again_only_if_it_changes(study):
 
 
 def test_the_largest_difference_of_arms(study):
-    assert max_difference(settings(study)) == pytest.approx(math.hypot(2, 5))  # A and C
+    """A and C. By hand: the variance of 1, 0, 3 is 14 / 9, and that of 0, 2, 5 is 38 / 9."""
+    assert max_difference(settings(study, **RAW)) == pytest.approx(math.hypot(2, 5))
+    scaled = math.hypot(2 / math.sqrt(14 / 9), 5 / math.sqrt(38 / 9))
+    assert max_difference(settings(study)) == pytest.approx(scaled)
 
 
 def test_numbers_that_do_not_fit_the_study(study):
@@ -337,7 +393,8 @@ def test_numbers_that_do_not_fit_the_study(study):
 
 
 def test_settings_of_one_environment_are_refused_for_others():
-    for name, value in {"play": "replay", "max_people": 3, "min_answers": 3}.items():
+    values = {"play": "replay", "scale": "none", "max_people": 3, "min_answers": 3}
+    for name, value in values.items():
         message = rf"^environment\.{name}={value!r} \(from a test\): needs environment=duels, not s"
         with pytest.raises(SettingsError, match=message):
             from_nested({"environment": {name: value}}, "a test")
@@ -351,10 +408,13 @@ HEADER = "person,first,second,preference\n"
 BAD_FILES = {
     # file, content, message after the path
     "no arm column": ("arms.csv", "name,x\nA,1\n", "line 1: the header is 'name,x';"),
-    "no feature": ("arms.csv", "arm\nA\nB\n", "line 1: the header is 'arm';"),
+    "name twice": ("arms.csv", "arm,key,x\nA,A,1\n", "line 1: the header is 'arm,key,x';"),
+    "empty text": ("arms.csv", "arm,c\nA,red\nB,\n", "line 3: c of 'B' is ''; must be a number"),
+    "nan text": ("arms.csv", "arm,c\nA,red\nB,NaN\n", "line 3: c of 'B' is 'NaN'; must be a num"),
+    "comma": ("arms.csv", 'arm,x\nA,"1,5"\nB,"2,5"\n', "line 2: x of 'A' is '1,5'; must be a num"),
     "column twice": ("arms.csv", "arm,x,x\nA,1,2\n", "line 1: the header is 'arm,x,x'"),
     "arm twice": ("arms.csv", "arm,x\nA,1\nB,2\n\nA,3\n", "line 5: arm is 'A'; must be a name"),
-    "arm without name": ("arms.csv", "arm,x\n,1\n", "line 2: arm is ''; must be a name"),
+    "arm without name": ("arms.csv", "arm,x\n,1\nB,1\n", "line 2: arm is ''; must be a name"),
     "not a number": ("arms.csv", "arm,x\nA,1\nB,red\n", "line 3: x of 'B' is 'red'; must be a num"),
     "not finite": ("arms.csv", "arm,x\nA,inf\nB,1\n", "line 2: x of 'A' is 'inf'"),
     "other digits": ("arms.csv", "arm,x\nA,1\nB,\u0663\n", "line 3: x of 'B' is '\u0663'"),
@@ -390,7 +450,7 @@ def test_an_error_names_file_line_and_value(tmp_path):
 
 
 def test_a_missing_file_or_folder(study):
-    for path in (study / "duels.csv", study / "arms.csv", study):
+    for path in (study / "duels.csv", study):
         path.unlink() if path.is_file() else shutil.rmtree(study)
         with pytest.raises(DataError, match=r"No such file or .*must be the folder of a") as error:
             settings(study)
@@ -413,6 +473,46 @@ def test_layouts_that_are_valid(tmp_path):
     assert (study.arms, study.people) == (("A, big", "B"), ("Zoë",))
     assert (study.first[0], study.second[0], study.preference[0]) == (0, 1, 0.25)
     assert study.features.tolist() == [[1.0], [2.0]]
+
+
+def test_texts_are_indicators_in_order_of_appearance(tmp_path):
+    folder = write(tmp_path / "s", "arm,x,colour,text\nA,1,red,a\nB,2,blue,b\nC,3,red,c\n", DUELS)
+    assert read_study(str(folder)).features.tolist() == [[1, 1, 0], [2, 0, 1], [3, 1, 0]]
+
+
+def test_arms_without_features_have_one_indicator_each(study):
+    (study / "arms.csv").write_text("arm\nA\nB\nC\n")
+    assert read_study(str(study)).features.tolist() == np.eye(3).tolist()
+    (study / "arms.csv").unlink()
+    found = read_study(str(study))
+    assert found.arms == ("C", "A", "B")  # as they appear in the duels
+    assert found.features.tolist() == np.eye(3).tolist()
+    assert [found.arms[arm] for arm in found.first] == list("CACBCAA")
+    (study / "duels.csv").write_text(DUELS + "bob,,A,1\n")
+    with pytest.raises(DataError, match=r"line 9: first is ''; must be the name of an arm$"):
+        read_study(str(study))
+
+
+def test_without_features_the_model_is_bradley_terry(tmp_path):
+    """The maximum likelihood that choix finds for the same answers, but for a ridge of 1e-7."""
+    choix = pytest.importorskip("choix")
+    rng = np.random.default_rng(8)
+    utility = rng.standard_normal(6)
+    pairs = [(a, b) for _ in range(12) for a in range(6) for b in range(6) if a != b]
+    won = rng.random(len(pairs)) < [1 / (1 + np.exp(utility[b] - utility[a])) for a, b in pairs]
+    lines = [f"p,{a},{b},{int(w)}" for (a, b), w in zip(pairs, won, strict=True)]
+    (tmp_path / "duels.csv").write_text("\n".join(["person,first,second,preference", *lines]))
+    chosen = settings(
+        tmp_path, environment__play="predict", algorithm="fldb_gd", **{"lambda": 1e-7}, tau=72
+    )
+    theta = vectorized.run(chosen, History(chosen.horizon))
+    study = read_study(str(tmp_path))
+    found = standardised(study, np.arange(1)) @ theta
+    order = [int(arm) for arm in study.arms]
+    expected = choix.ilsr_pairwise(
+        6, [(a, b) if w else (b, a) for (a, b), w in zip(pairs, won, strict=True)]
+    )[order]
+    assert found - found.mean() == pytest.approx(expected - expected.mean(), abs=1e-5)
 
 
 # --- engines and checkpoints -----------------------------------------------------------------

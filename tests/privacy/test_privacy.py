@@ -59,19 +59,25 @@ def summary(directory):
 def test_multipliers_are_those_of_the_analytic_gaussian_mechanism():
     """Balle and Wang 2018, Theorem 8, up to the limits of privacy.epsilon and privacy.delta."""
 
-    def excess(z, epsilon, delta):
+    def delta_of(z, epsilon):
         upper = stats.norm.logcdf(0.5 / z - epsilon * z)
         lower = epsilon + stats.norm.logcdf(-0.5 / z - epsilon * z)
-        return (math.exp(upper) - math.exp(lower)) / delta - 1.0
+        return math.exp(upper) - math.exp(lower)
 
     for epsilon in (1e-3, 0.1, 3.0, 1e3):
         for delta, most in ((1e-15, 1.012), (1e-6, 1.001), (0.1, 1.002)):
-            exact = optimize.brentq(excess, 1e-2, 1e5, (epsilon, delta))
+            exact = optimize.brentq(
+                lambda z, e=epsilon, d=delta: delta_of(z, e) / d - 1.0, 1e-2, 1e5
+            )
             for releases in (1, 500):
                 found = accounting.noise_multiplier(epsilon, delta, releases)
                 assert 1 - 1e-6 <= found / exact / math.sqrt(releases) <= most
                 spent = accounting.epsilon_of(found, delta, releases)
                 assert 0.98 * epsilon <= spent <= epsilon * (1 + 1e-5)
+    # Far in the tail, the distribution function is an asymptotic series.
+    expected = delta_of(1 / 0.3, 10.0)
+    assert 0.0 < expected < 1e-200
+    assert accounting.delta_of(10.0, 0.3) == pytest.approx(expected, rel=1e-6, abs=0.0)
 
 
 def test_a_missing_library_is_named(monkeypatch):

@@ -215,10 +215,11 @@ duel = st.tuples(vectors.map(lambda v: 3 * v), st.sampled_from([0.0, 0.5, 1.0]))
     rounds=st.lists(st.lists(duel, min_size=1, max_size=3), min_size=1, max_size=4),
     variance=st.sampled_from([1e-3, 0.1, 1.0]),
     pull=st.floats(-1e3, 1e3),
+    half_life=st.sampled_from(["none", 1.0, 10.0]),
 )
-def test_no_person_changes_its_share_by_more_than_the_bound(rounds, variance, pull):
-    """With any prior, also below the limit of v, and any answers."""
-    settings = make_settings(**PERSONAL)
+def test_no_person_changes_its_share_by_more_than_the_bound(rounds, variance, pull, half_life):
+    """With any prior, also below the limit of v, any answers and any half-life."""
+    settings = make_settings(**PERSONAL, half_life=half_life)
     policy = make_policy(settings, AgentStreams(0, range(1)))
     last = 0
     for number, duels in enumerate(rounds):

@@ -112,6 +112,11 @@ ALGORITHMS = {
     "ldb thompson": {"algorithm": "ldb", "selection": "thompson"},
     "different agents": {"environment__sigma": 0.7},
     "diagonal": {"algorithm": "fldb_ons", "matrix_form": "diagonal"},
+    "changing": {
+        "algorithm": "fldb_personal", "half_life": 9, "environment__name": "changing",
+        "environment__change_at": 40, "environment__drift": 0.1,
+    },
+    "ldb half-life": {"algorithm": "ldb", "half_life": 9},
 }  # fmt: skip
 
 

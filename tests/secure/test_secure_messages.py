@@ -98,6 +98,11 @@ def test_messages_are_read_as_they_were_written():
     for broadcast in (common((2.0, 3.0)), personal()):
         content = request_for(1, broadcast).broadcast
         assert Shared.from_bytes(content).to_bytes() == content
+        assert b"half_life" not in content  # devices of 0.3.0 read it
+    settings = settings_of(algorithm="fldb_personal", half_life=50.0)
+    content = Shared(personal(), settings, 9, dict.fromkeys(parts_of(personal()), 1.0)).to_bytes()
+    assert Shared.from_bytes(content).to_bytes() == content
+    assert Shared.from_bytes(content).settings.half_life == 50.0
 
 
 def changed(message: bytes, names: tuple[str, ...], body: bytes | None = None, **changes) -> bytes:

@@ -26,7 +26,9 @@ from vaults import (
     Phone,
     common,
     configure,
+    hostile,
     key_of,
+    live,
     opened,
     personal,
     request_for,
@@ -642,6 +644,51 @@ def test_the_ledger_is_readable_by_its_owner_only(phone):
     phone.config.ledger.chmod(0o620)
     with pytest.raises(DataError, match=r"other users can write .*vault\.ledger"):
         phone.restart()
+
+
+# --- what the server observes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("requests", [100, pytest.param(500, marks=pytest.mark.slow)])
+def test_replies_tell_nothing_about_answers(tmp_path, monkeypatch, requests):
+    """Two persons with different answers, and a device whose statistics fail, reply alike."""
+    clock, chance = Clock(), random.Random(11)
+    phones = [Phone(tmp_path / name, clock, max_epsilon=1000.0) for name in ("one", "two")]
+    phones[0].answer(*SOME * 10)
+    for _ in range(5):
+        phones[1].answer(([1e90, -1e95], 1.0))
+    report, fails = UploadMaker.report, random.Random(5)
+
+    def failing(self, broadcast, known, new):
+        if self is not None and known.numbers.size + new.numbers.size and fails.random() < 0.2:
+            raise fails.choice([KeyError("x"), ArithmeticError(), MemoryError(), OutputError("x")])
+        return report(self, broadcast, known, new)
+
+    monkeypatch.setattr(UploadMaker, "report", failing)
+    sent, kinds, nonzero = [], [], 0
+    persons = random.Random(1), random.Random(2)
+    for _ in range(requests):
+        clock.now += chance.choice([0.001, 1.0, 1000.0])
+        for phone, person in zip(phones, persons, strict=True):
+            live(phone, person)
+        content = hostile(chance, clock.ms, sent)
+        sent.append(content)
+        bodies = [phone.vault.answer(content) for phone in phones]
+        one, other = map(Reply.from_bytes, bodies)
+        assert (one.kind, one.reason, one.digest) == (other.kind, other.reason, other.digest)
+        assert len(bodies[0]) == len(bodies[1])
+        kinds.append(one.kind)
+        first, second = phones[0].ledger, phones[1].ledger
+        assert (first.created, first.days, first.tasks) == (
+            second.created, second.days, second.tasks
+        )  # fmt: skip
+        if one.kind == REPORT:
+            for reply in (one, other):
+                integers = opened(Request.from_bytes(content), reply).tolist()
+                assert sum(each * each for each in integers) <= SCALE**2
+                nonzero += any(integers)
+    assert min(map(kinds.count, (REPORT, REFUSED, ESTIMATE))) > requests // 40
+    assert nonzero > requests // 10
 
 
 # --- the configuration -----------------------------------------------------------------------

@@ -64,7 +64,7 @@ def read_comparisons(file: Path) -> Comparisons:
 
 
 def parse_comparisons(table: pd.DataFrame, name: str = "the table") -> Comparisons:
-    """Return the comparisons in a table; see :func:`fldb_flower.bandit.ranking.rank_items`."""
+    """Return the comparisons in a table; see :func:`simulations.api.ranking.rank_items`."""
     columns = {str(column).strip().lower(): column for column in table.columns}
     pair = next((form.split(",") for form in _FORMS if columns.keys() >= {*form.split(",")}), None)
     if pair is None:
@@ -108,6 +108,17 @@ def parse_comparisons(table: pd.DataFrame, name: str = "the table") -> Compariso
     people = texts.get("person", pd.Series("", index=table.index))
     if "person" in columns:
         refuse(people == "", "person", "must be a name")
+    return _numbered(first, second, preference, count, people)
+
+
+def _numbered(
+    first: pd.Series[str],
+    second: pd.Series[str],
+    preference: pd.Series[float],
+    count: pd.Series[float],
+    people: pd.Series[str],
+) -> Comparisons:
+    """Return comparisons without those with a count of 0."""
     used = (count > 0).to_numpy()
     names = np.stack([first, second], axis=1)[used]
     numbers, items = pd.factorize(names.ravel())

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fldb_flower.bandit.comparisons import Comparisons, parse_comparisons, read_comparisons
-from fldb_flower.bandit.preference import losses, residuals
+from fldb_flower.bandit import preference
+from fldb_flower.bandit.preference import residuals
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array
+from simulations.api.comparisons import Comparisons, parse_comparisons, read_comparisons
 
 VARIANCES = (0.0, *(10.0 ** np.linspace(-2.0, 2.0, 9)).tolist())
 """Values of v that are tried; 0: people do not differ."""
@@ -116,17 +117,30 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
     1     2  milk     0.00   1.0     1.0
     2     3  mate    -0.59   0.0     2.0
     """
-    is_table = isinstance(comparisons, pd.DataFrame)
-    data = parse_comparisons(comparisons) if is_table else read_comparisons(Path(comparisons))
-    several = len(data.people) > 1
-    common, variance = _fit(data, ridge, 0.0), None
-    logits = [common.left_out]
-    if several:
-        fits = {v: common if v == 0.0 else _fit(data, ridge, v) for v in VARIANCES}
-        score = {v: _log_loss(fit.left_out, data) for v, fit in fits.items()}
-        variance = min(VARIANCES, key=score.__getitem__)
-        common = fits[variance]
-        logits.append(common.left_out)
+    if isinstance(comparisons, pd.DataFrame):
+        return _ranking(parse_comparisons(comparisons), ridge)
+    return _ranking(read_comparisons(Path(comparisons)), ridge)
+
+
+def _ranking(data: Comparisons, ridge: float) -> Ranking:
+    """Return the ranking; v is the value that predicts comparisons best that are left out."""
+    fits = [fit(data, ridge, v) for v in (VARIANCES if len(data.people) > 1 else (0.0,))]
+    losses = [_log_loss(each.left_out, data) for each in fits]
+    place = int(np.argmin(losses))
+    used = [0] if len(fits) == 1 else [0, place]
+    decided = data.times * (data.preference != 0.5)
+    right = [(fits[each].left_out > 0) == (data.preference > 0.5) for each in used]
+    return Ranking(
+        _table(fits[place], data),
+        VARIANCES[place] if len(fits) > 1 else None,
+        tuple(losses[each] for each in used),
+        tuple(float(decided @ each / decided.sum()) if decided.any() else np.nan for each in right),
+        tuple(_notes(data)),
+    )
+
+
+def _table(common: Fit, data: Comparisons) -> pd.DataFrame:
+    """Return the table of a ranking, best first."""
     utilities, deviations = common.utilities, np.sqrt(np.diagonal(common.covariance))
     order = np.argsort(-utilities, kind="stable")
     wins, lost, ties = _counts(data)
@@ -143,23 +157,14 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
     }
     table = pd.DataFrame({name: column[order] for name, column in columns.items()})
     table.insert(0, "rank", np.arange(1, len(table) + 1))
-    scored = data.preference != 0.5
-    weights = data.times * scored
-    right = [((each > 0) == (data.preference > 0.5)) for each in logits]
-    return Ranking(
-        table,
-        variance,
-        tuple(_log_loss(each, data) for each in logits),
-        tuple(float(weights @ each / weights.sum()) if scored.any() else np.nan for each in right),
-        tuple(_notes(data, wins, lost)),
-    )
+    return table
 
 
 def _log_loss(logits: Array, data: Comparisons) -> float:
-    return float(data.times @ losses(logits, data.preference) / data.times.sum())
+    return float(data.times @ preference.losses(logits, data.preference) / data.times.sum())
 
 
-def _fit(data: Comparisons, ridge: float, variance: float) -> Fit:
+def fit(data: Comparisons, ridge: float, variance: float) -> Fit:
     """Return the maximum of the joint posterior of the common utilities and each person's own.
 
     Each round solves each person's problem, and then the quadratic problem of the common utilities
@@ -167,9 +172,9 @@ def _fit(data: Comparisons, ridge: float, variance: float) -> Fit:
     """
     size = len(data.items)
     if variance == 0.0:
-        utilities, hessian = _posterior(data, ridge, np.zeros(size), np.zeros(size))
-        covariance = np.linalg.inv(hessian)
-        return Fit(utilities, _centred(covariance), _left_out(data, utilities, covariance))
+        point, hessian = _posterior(data, ridge, np.zeros(size), np.zeros(size))
+        inverse = np.linalg.inv(hessian)
+        return Fit(point, _centred(inverse), _left_out(data, point, inverse))
     order = np.argsort(data.person, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(data.person, minlength=len(data.people)))[:-1])
     own = [_renumbered(data.of(each)) for each in rows]
@@ -185,7 +190,8 @@ def _fit(data: Comparisons, ridge: float, variance: float) -> Fit:
             shift[items] += gain @ (data_part @ point - (mean - point) / variance)
             points[place] = point
             fits.append((gain, hessian))
-        before, utilities = utilities, np.linalg.solve(precision, shift)
+        before = utilities
+        utilities = np.asarray(np.linalg.solve(precision, shift), dtype=np.float64)
         if np.abs(utilities - before).max() < 1e-9 * (1.0 + np.abs(utilities).max()):
             break
     else:
@@ -291,9 +297,9 @@ def _counts(data: Comparisons) -> tuple[Array, Array, Array]:
     return total(won, lost), total(lost, won), total(tied, tied)
 
 
-def _notes(data: Comparisons, wins: Array, lost: Array) -> Iterator[str]:
+def _notes(data: Comparisons) -> Iterator[str]:
     """Yield the facts of :attr:`Ranking.notes`."""
-    size = len(data.items)
+    size, (wins, lost, _) = len(data.items), _counts(data)
     linked, won = np.eye(size), np.zeros((size, size))
     linked[data.first, data.second] = linked[data.second, data.first] = 1.0
     np.add.at(won, (data.first, data.second), data.times * data.preference)

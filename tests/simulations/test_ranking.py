@@ -11,11 +11,11 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 import fldb_flower as fldb
-from fldb_flower.bandit import ranking
-from fldb_flower.bandit.comparisons import parse_comparisons, read_comparisons
-from fldb_flower.bandit.ranking import rank_items
 from fldb_flower.errors import DataError
 from simulations import rank
+from simulations.api import ranking
+from simulations.api.comparisons import parse_comparisons, read_comparisons
+from simulations.api.ranking import rank_items
 
 
 def table(text: str) -> pd.DataFrame:
@@ -66,7 +66,7 @@ def test_intervals_are_those_of_the_learner_with_indicators_relative_to_the_mean
     answers = drawn(1, 5, 40).drop(columns="person")
     data = parse_comparisons(answers)
     indicators = np.eye(5)
-    learner = fldb.DuelingBandit(ridge=0.5).fit(
+    learner = fldb.DuelingBandit(ridge=0.5, scale=None).fit(
         indicators[data.first] - indicators[data.second], data.preference
     )
     center = np.eye(5) - 0.2
@@ -84,7 +84,7 @@ def test_of_two_items_the_probability_of_being_best_is_that_of_a_normal_differen
 
 def test_with_people_the_fit_is_the_maximum_of_the_joint_posterior() -> None:
     data, ridge, variance = parse_comparisons(drawn(3, 4, 12)), 0.7, 0.4
-    fit = ranking._fit(data, ridge, variance)
+    fit = ranking.fit(data, ridge, variance)
 
     def objective(flat: np.ndarray) -> float:
         common, *own = flat.reshape(4, 4)
@@ -111,11 +111,11 @@ def test_with_people_the_fit_is_the_maximum_of_the_joint_posterior() -> None:
 
 def test_left_out_comparisons_are_predicted_as_if_they_had_not_been_answered() -> None:
     data = parse_comparisons(drawn(6, 5, 15))
-    approximate = ranking._fit(data, 1.0, 1.0).left_out
+    approximate = ranking.fit(data, 1.0, 1.0).left_out
     for row in range(0, len(data.first), 9):
         times = data.times.copy()
         times[row] = 1e-12
-        exact = ranking._fit(data._replace(times=times), 1.0, 1.0).left_out[row]
+        exact = ranking.fit(data._replace(times=times), 1.0, 1.0).left_out[row]
         assert approximate[row] == pytest.approx(exact, abs=0.1)
 
 
