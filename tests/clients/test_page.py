@@ -468,7 +468,7 @@ def test_the_button_for_undo_has_its_place_from_the_start(width, page, start):
             press(page, "left")  # too early
             wait(lambda: texts(page, "#note")[0].startswith("A press was ignored: "))
             wait_until_ready(page)
-    assert places == places[:1] * 5
+    assert np.allclose(places, places[0], atol=0.5)  # pixels
 
 
 def test_an_uploaded_answer_cannot_be_undone(page, start):
