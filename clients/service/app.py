@@ -191,7 +191,7 @@ async def show_next(device: OfDevice) -> models.ShownDuel:
         raise HTTPException(404, "no open duel has contents: propose one with contents")
     duel = shown[0]
     device.shown[duel.id] = duel  # for undo: the store deletes contents with the answer
-    while len(device.shown) > MOST_SHOWN:
+    if len(device.shown) > MOST_SHOWN:
         device.shown.pop(next(iter(device.shown)))
     first, second = (
         device.catalogue.shown(key, content, names)
@@ -271,16 +271,14 @@ async def favourites(
         return []
 
     def find(agent: PreferenceAgent) -> list[models.Favourite]:
-        order = agent.favourites(catalogue.features, most)
-        if not order:
-            return []
-        names, shares = agent.store.feature_names, agent.against_average(catalogue.features)
-        found = []
-        for arm, (preferred, low, high) in zip(order, shares[order].tolist(), strict=True):
-            best = catalogue.arms[arm]
-            shown = dict(catalogue.shown(best.key, best.content, names))
-            found.append(models.Favourite(**shown, preferred=preferred, low=low, high=high))
-        return found
+        order, names = agent.favourites(catalogue.features, most), agent.store.feature_names
+        shares = agent.against_average(catalogue.features)[order].tolist()
+        best = [catalogue.arms[arm] for arm in order]
+        shown = [dict(catalogue.shown(arm.key, arm.content, names)) for arm in best]
+        return [
+            models.Favourite(**arm, preferred=share, low=low, high=high)
+            for arm, (share, low, high) in zip(shown, shares, strict=True)
+        ]
 
     return await device.reader.run(find)
 

@@ -162,8 +162,8 @@ def test_status_rankings_and_predictions_follow_the_last_broadcast(client, path,
     """Theta = (2, -1): rewards 0, 2 and 6; the standard deviations are 2 / sqrt(50)."""
     state: dict[str, Any] = {
         "open": 0, "answered": 0, "counted": 0, "sent": 0, "needed": None,
-        "dimension": None, "theta": None, "round": None, "duels": None, "received": None,
-        "secure": False, "privacy": None,
+        "undoable": None, "dimension": None, "theta": None, "round": None, "duels": None,
+        "received": None, "secure": False, "privacy": None,
     }  # fmt: skip
     assert client.get("/status").json() == state
     answer(client, propose(client)["id"], "first")
