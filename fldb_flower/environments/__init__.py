@@ -5,6 +5,7 @@ They are declared in :data:`fldb_flower.catalogue.ENVIRONMENTS`, where a new one
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -55,8 +56,9 @@ class Environment(Protocol):
 
     Static methods are optional. ``max_difference(settings)`` returns an upper bound of the length
     of a difference of two arms' features. ``implied(settings)`` returns values of settings that
-    are ``auto``, by name, if the catalogue's entry has ``implies=True``. An attribute ``found``,
-    which is optional too, describes the data in an error message.
+    are ``auto``, by name, if the catalogue's entry has ``implies=True``. ``stated(settings)``
+    returns entries of the run's ``summary.json`` that describe the data, dicts by name. An
+    attribute ``found``, which is optional too, describes the data in an error message.
 
     A run ends with an error if no arm is better than another, for every agent and iteration.
 
@@ -215,6 +217,15 @@ def max_difference(settings: Settings) -> float:
     # Agents of FLDB-Personal learn from the whole differences, and report clip^2 as their squares.
     is_personal = ALGORITHMS[settings.algorithm].agents == "personal"
     return max(longest, settings.clip) if is_personal else min(longest, settings.clip)
+
+
+def stated(settings: Settings) -> dict[str, Any]:
+    """Return what the environment states about its data, for the summary; empty without data."""
+    if settings.mode != "devices":
+        environment = ENVIRONMENTS.load(settings.environment.name)
+        with contextlib.suppress(DataError):  # of data that only the nodes can read
+            return dict(getattr(environment, "stated", lambda _: {})(settings))
+    return {}
 
 
 def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ...]) -> None:

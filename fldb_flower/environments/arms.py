@@ -82,7 +82,7 @@ def _numbers(
     wrong = [number is None or abs(number) > largest for number in numbers]
     if not any(wrong):
         return np.array(numbers, dtype=np.float64)
-    texts = [is_wrong and _is_text(cell) for is_wrong, cell in zip(wrong, cells, strict=True)]
+    texts = [is_wrong and is_text(cell) for is_wrong, cell in zip(wrong, cells, strict=True)]
     if all(texts):
         return None
     neither = [is_wrong > is_text for is_wrong, is_text in zip(wrong, texts, strict=True)]
@@ -92,7 +92,7 @@ def _numbers(
     raise error_at(lines[row], fault, required)
 
 
-def _is_text(cell: str) -> bool:
+def is_text(cell: str) -> bool:
     """Return whether a cell is a text, and no number in another notation, such as nan or 1,5."""
     try:
         float(cell.replace(",", "") or "nan")

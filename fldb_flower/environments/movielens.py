@@ -1,13 +1,15 @@
 """The paper's MovieLens environment (Sec. 5 and App. B.3).
 
 GroupLens does not permit redistribution of the data. Download ml-100k, ml-1m, ml-latest-small,
-ml-25m or ml-32m, and set ``environment.path`` to it.
+ml-25m or ml-32m, and set ``environment.path`` to it. It may also be any other table of ratings or
+likes; see :meth:`~fldb_flower.environments.ratings.Ratings.liked`.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +21,19 @@ from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import Array, FloatArray, IntArray, namespace
 from fldb_flower.settings import MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS, Settings
 
+_Data: TypeAlias = tuple[FloatArray, FloatArray, str, dict[str, Any]]
+"""Features, ``F``, what the file contains, for error messages, and counts of ratings."""
+
 
 class MovieLens:
     """Items as arms; their rewards are users' likes.
 
     ``H`` is the matrix of the 200 users and the 200 items with the most ratings, in descending
-    order: 1 if the rating is above 3, else 0. Its first 20 rows determine the items' features
-    (:func:`item_features`); the other 180 rows are ``F``. In each iteration, each agent draws one
-    of these 180 users and ``num_arms`` distinct items, uniformly. The latent reward of item j for
-    user i is ``F[i, j]``. The paper specifies neither the order of the rows nor that each agent
-    draws its own user.
+    order: 1 if the rating is above 3 (``environment.like``), else 0. Its first 20 rows determine
+    the items' features (:func:`item_features`); the other 180 rows are ``F``. In each iteration,
+    each agent draws one of these 180 users and ``num_arms`` distinct items, uniformly. The latent
+    reward of item j for user i is ``F[i, j]``. The paper specifies neither the order of the rows
+    nor that each agent draws its own user.
 
     With ``environment.users=persistent``, each agent is one user for the whole run: agent i is the
     user at position i modulo 180 of a random order of the users. Up to 180 agents are then
@@ -39,11 +44,8 @@ class MovieLens:
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
-        path = Path(settings.environment.path)
-        with one_line_errors(path):
-            file = ratings_file(path.expanduser().absolute())
-            version = file.stat().st_mtime_ns, file.stat().st_size
-            features, feedback, self.found = _processed(file, version, settings.dimension)
+        with one_line_errors(Path(settings.environment.path)):
+            features, feedback, self.found, _ = _data(settings)
         arrays = stream_arrays(settings)
         self.features, self.feedback = arrays.make(features), arrays.make(feedback)  # phi(x), F
         self._num_arms = settings.num_arms
@@ -61,6 +63,12 @@ class MovieLens:
             users = xp.astype(uniform * len(self.feedback), xp.int64)  # (agents, iterations)
         items = streams.permutations("items", iterations, MOVIELENS_ITEMS, self._num_arms)
         return Contexts(self.features[items], self.feedback[users[..., None], items])
+
+    @staticmethod
+    def stated(settings: Settings) -> dict[str, dict[str, Any]]:
+        """Return how many ratings are likes, by which rule, for the run's summary."""
+        with one_line_errors(Path(settings.environment.path)):
+            return {"ratings": _data(settings)[3]}
 
     @staticmethod
     def max_difference(settings: Settings) -> float:  # noqa: ARG004 - the interface of all environments
@@ -115,19 +123,28 @@ def item_features(likes: FloatArray, dimension: int) -> FloatArray:
     return features
 
 
+def _data(settings: Settings) -> _Data:
+    file = ratings_file(Path(settings.environment.path).expanduser().absolute())
+    version = file.stat().st_mtime_ns, file.stat().st_size
+    return _processed(file, version, settings.dimension, settings.environment.like)
+
+
 @lru_cache(maxsize=8)
-def _processed(file: Path, version: object, dimension: int) -> tuple[FloatArray, FloatArray, str]:  # noqa: ARG001
-    """Return features, ``F``, and what the file of this version contains, for error messages."""
-    users, items, liked, (lowest, highest) = read_ratings(file)
-    for ids, name in ((users, "users"), (items, "items")):
+def _processed(file: Path, version: object, dimension: int, like: float | str) -> _Data:  # noqa: ARG001
+    ratings = read_ratings(file)
+    for ids, name in ((ratings.users, "users"), (ratings.items, "items")):
         count = len(np.unique(ids))
         if count < MOVIELENS_ITEMS:
             raise DataError(
                 f"{one_line(file)}: ratings of {count} {name}; the environment needs at least"
                 f" {MOVIELENS_ITEMS} users and {MOVIELENS_ITEMS} items, as in ml-100k"
             )
-    above = f"{liked.sum():,} of them above 3" if liked.any() else "none above 3"
-    found = f"{len(liked):,} ratings from {lowest:g} to {highest:g}, {above}, in {one_line(file)}"
-    likes = like_matrix(users, items, liked, MOVIELENS_ITEMS)
+    (liked, rule), stars = ratings.liked(like), ratings.stars
+    above = f"{liked.sum():,} of them {rule}" if liked.any() else f"none {rule}"
+    ends = f"from {stars.min():g} to {stars.max():g}"
+    found = f"{len(liked):,} ratings {ends}, {above}, in {one_line(file)}"
+    likes = like_matrix(ratings.users, ratings.items, liked, MOVIELENS_ITEMS)
     features = item_features(likes[:MOVIELENS_DIMENSIONS], dimension)
-    return np.ascontiguousarray(features), likes[MOVIELENS_DIMENSIONS:], found
+    counts = {"liked": int(liked.sum()), "others": int((~liked).sum()), "rule": rule}
+    feedback = likes[MOVIELENS_DIMENSIONS:]
+    return np.ascontiguousarray(features), feedback, found, counts

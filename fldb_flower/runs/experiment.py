@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fldb_flower.algorithms import Algorithm
+from fldb_flower.environments import stated
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array, join_parts, part_of
@@ -132,6 +133,8 @@ def conduct(
         f" {history.exchanges} exchanges, {_size(history.uploaded_bytes)} up,"
         f" {_size(history.downloaded_bytes)} down, {seconds:.1f} s"
     )
+    for name, values in stated(settings).items():
+        say(f"{name}: {', '.join(f'{key} {value}' for key, value in values.items())}")
     plot = directory.path / PLOT
     say(f"results: {directory.path}" + (f"  plot: {plot}" if plot.exists() else ""))
 

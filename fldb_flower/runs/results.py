@@ -14,6 +14,7 @@ import numpy as np
 
 from fldb_flower.bandit.theory import selects_by_curvature
 from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.environments import stated
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
@@ -154,6 +155,7 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
     for name in ("log_loss", "accuracy", *counts, "heterogeneity"):
         if (value := getattr(history, name)) is not None:
             summary[name] = value
+    summary |= stated(settings)
     if settings.is_private:
         summary["privacy"] = ReleasePlan(settings).summary(history.openings)
     summary["runtime_seconds"] = round(runtime_seconds, 3)

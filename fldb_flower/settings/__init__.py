@@ -81,7 +81,7 @@ class EnvironmentSettings(Checked, group="environment"):
         1, and with a drift none.
     :drift: changing: standard deviation of what each iteration adds to each coordinate of theta.
     :path: movielens: the ratings, as a file, a folder or the downloaded zip; duels: the folder with
-        arms.csv and duels.csv.
+        duels.csv and, if arms have features, arms.csv.
     :play: duels: replay, the policy selects pairs and gets recorded answers; predict, recorded
         duels are shown in random order; auto: replay if at least half of the people answered at
         least 90% of the pairs.
@@ -91,6 +91,8 @@ class EnvironmentSettings(Checked, group="environment"):
     :min_answers: duels: people with fewer answers are left out; predict: also below horizon.
     :users: movielens: drawn, each agent draws a user in each iteration, as in the paper;
         persistent, each agent is one user.
+    :like: movielens: ratings above this number are likes; auto: above 3 for five stars, as in the
+        paper; above 0.5 for likes, 0 and 1; above the person's mean for other scales.
     """
 
     name: str = setting("synthetic", ENVIRONMENTS)
@@ -104,6 +106,7 @@ class EnvironmentSettings(Checked, group="environment"):
     max_people: int = setting(0, FROM_ZERO)
     min_answers: int = setting(0, FROM_ZERO)
     users: str = setting("drawn", ("drawn", "persistent"))
+    like: float | str = setting(AUTO, Limits(-MAX_REAL, MAX_REAL))
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ MOVIELENS_DIMENSIONS = 20  # users whose ratings define the features
 _NUMBERS = {"num_agents": 100, "horizon": 500, "dimension": 5}
 """Values of settings that are auto, unless the environment's data determine them."""
 ENVIRONMENT_OF = {
-    "users": "movielens", "play": "duels", "scale": "duels", "max_people": "duels",
-    "min_answers": "duels", "change": "changing", "change_at": "changing", "drift": "changing",
+    "users": "movielens", "like": "movielens", "play": "duels", "scale": "duels",
+    "max_people": "duels", "min_answers": "duels", "change": "changing",
+    "change_at": "changing", "drift": "changing",
 }  # fmt: skip
 """Settings of one environment only."""
 NORMAL = ("synthetic", "changing")
@@ -75,7 +76,7 @@ def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             ("environment.sigma", *NORMAL),
             ("environment.change environment.change_at environment.drift", "changing"),
             ("environment.path", "movielens", "duels"),
-            ("environment.users", "movielens"),
+            ("environment.users environment.like", "movielens"),
             ("environment.play environment.max_people environment.min_answers", "duels"),
             ("environment.scale", "duels"),
         ):

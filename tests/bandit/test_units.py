@@ -119,7 +119,7 @@ def test_scales_can_be_given():
     ours = fldb.DuelingBandit(scale=scale).fit(x, y)
     plain = fldb.DuelingBandit(scale=None).fit(x / scale, y)
     assert ours.coef_ == pytest.approx(plain.coef_ / scale, rel=1e-9)
-    for wrong in ("car", [1.0], [1.0, 0.0, 1.0], [1.0, np.nan, 1.0], 3.0, [[1.0] * 3]):
+    for wrong in ("car", [1.0], [1.0, 0.0, 1.0], 3.0, [[1.0] * 3]):
         with pytest.raises(ValueError, match=r"^scale=.*: must be 'auto', None, or 3 numbers from"):
             fldb.DuelingBandit(scale=wrong).fit(x, y)
     for wrong in (0, -1.0, "a", np.nan):
@@ -185,7 +185,6 @@ def test_a_changed_taste_is_learned_with_a_half_life():
         proposed: [answers_until_the_sign_is_right(seed, 100, proposed, 150) for seed in range(20)]
         for proposed in (True, False)
     }
-    print(counts)
     assert np.median(counts[True]) <= 60
     assert np.median(counts[False]) <= 110
     for proposed in (True, False):
@@ -251,9 +250,9 @@ WITH_TEXT = CAFES.assign(wifi=["yes", "yes", "no", "yes"])
 WITH_NAN = CAFES.assign(price=[3.0, 4.0, np.nan, 5.0])
 REFUSED = {  # method, arguments of a learner of CAFES, the error
     "rank": [
-        ((CAFES.drop(columns="price"),), "arms: The feature names .* missing: price."),
-        ((CAFES.rename(columns={"price": "€"}),), "unseen at fit time: €. .* now missing: price."),
-        ((CAFES.assign(a=1, b=1),), "unseen at fit time: a, b.$"),
+        ((CAFES.drop(columns="price"),), "arms: The feature names .* missing: price$"),
+        ((CAFES.rename(columns={"price": "€"}),), "time: €. Feature .* missing: price$"),
+        ((CAFES.assign(a=1, b=1),), "unseen at fit time: a, b$"),
         ((CAFES.set_axis(["price", "price", "wifi"], axis=1),), "the columns .* different"),
         ((CAFES.set_axis(["price", 1, 2], axis=1),), "arms has the columns .* or none texts"),
         ((WITH_TEXT,), r"arms must contain numbers: it contains texts \(row Alma, column wifi\)"),

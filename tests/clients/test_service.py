@@ -1096,6 +1096,10 @@ def test_a_refusal_does_not_wait_for_the_body(start_service):
     with service.client() as client:
         assert client.get("/status").status_code == 200
     ended(opened)
+    with service.client() as client:  # with a token, a body without a length is read up to a limit
+        chunks = (b" " * 2**20 for _ in range(33))
+        sent = {"Content-Type": "application/json"}
+        problem(client.post("/duels", content=chunks, headers=sent), 413, "32 MiB")
 
 
 def test_the_log_has_few_records_of_each_kind(caplog):

@@ -6,6 +6,7 @@ folder that contains u.data.
 
 import gzip
 import io
+import json
 import math
 import os
 import re
@@ -23,7 +24,7 @@ from hypothesis.extra.numpy import arrays
 
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.environments.movielens import MovieLens, item_features, like_matrix
-from fldb_flower.environments.ratings import one_line_errors, read_ratings
+from fldb_flower.environments.ratings import Ratings, one_line_errors, read_ratings
 from fldb_flower.errors import DataError
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
@@ -213,7 +214,8 @@ def test_harmless_differences(tmp_path, name):
     """Also half stars: 3.5 is a like, 3.0 is none."""
     table = SMALL
     if name == "ratings.csv":
-        table = [(u, i, 3.5 if (u + n // 200) % 3 else 3.0) for n, (u, i, _) in enumerate(SMALL)]
+        stars = (3.0, 3.5, 5.0)
+        table = [(u, i, stars[(u + n // 200) % 3]) for n, (u, i, _) in enumerate(SMALL)]
     cases = [(change, True, "plain") for change in CHANGES] + [("nothing", False, "plain")]
     cases += [
         ("BOM, quotes and CRLF", times, packing)
@@ -265,6 +267,7 @@ def test_ratings_none_of_which_is_above_three_are_refused(tmp_path, in_process):
     file = tmp_path / "u.data"
     file.write_text(text_of([(u, i, r % 2) for u, i, r in SMALL], "u.data"))
     words = ["environment=movielens", f"environment.path={file}", "num_agents=4", "horizon=12"]
+    words.append("environment.like=3")
     for engine in ("vectorized", "inprocess"):
         status, _, _ = in_process(main, "run", *words, f"engine={engine}", "hydra.run.dir=run")
         assert "environment=movielens: no arm is better than another" in status
@@ -335,6 +338,83 @@ def test_draws_do_not_depend_on_the_blocks_of_iterations_or_agents(folder):
     parts = [decoded(folder, agents, [8]) for agents in (range(2), range(2, 5))]
     for whole, *pieces in zip(together, *parts, strict=True):
         np.testing.assert_array_equal(whole, np.concatenate(pieces))
+
+
+# --- Other tables of ratings -------------------------------------------------------------
+
+
+TABLES = {  # header, separator
+    "person;item_id;score;comment": ";",
+    "userId,movieId,rating,timestamp": ",",
+    "comment\titem\tUser ID\tstars": "\t",
+    "like::user_id::movie_id": "::",
+}
+
+
+@pytest.mark.parametrize("header", TABLES)
+def test_other_headers_separators_and_names(tmp_path, ratings, header):
+    """Equal to the same ratings with numbers, whose order is that of the names."""
+    mark = TABLES[header]
+    columns = {"user": 0, "person": 0, "item": 1, "movie": 1, "score": 2, "rating": 2, "stars": 2}
+    columns = [columns.get(re.split("_| ?id", n.lower())[0]) for n in header.split(mark)]
+    columns = [
+        2 if name == "like" else at for name, at in zip(header.split(mark), columns, strict=True)
+    ]
+    rows = [(f"Zoë {u:05}", f"B{i:05}", str(r), "it was ok") for u, i, r in ratings]
+    lines = [mark.join(row[3 if at is None else at] for at in columns) for row in rows]
+    (tmp_path / "mine.csv").write_text("\n".join([header, *lines]))
+    found, likes = environment(tmp_path / "mine.csv"), expected_likes(ratings, 200)
+    np.testing.assert_array_equal(found.feedback, likes[20:])
+    np.testing.assert_array_equal(found.features, item_features(likes[:20], DIMENSION))
+
+
+def test_likes_alone_and_as_zero_or_one(tmp_path, ratings):
+    likes = expected_likes(ratings, 200)[20:]
+    (tmp_path / "all").write_text(
+        "\n".join(["user,item,like", *(f"u{u:05},i{i:05},{int(r > 3)}" for u, i, r in ratings)])
+    )
+    world = environment(tmp_path / "all")
+    np.testing.assert_array_equal(world.feedback, likes)
+    liked = [row for row in ratings if row[2] > 3]
+    assert f"from 0 to 1, {len(liked):,} of them above 0.5, in " in world.found
+    (tmp_path / "positive").write_text(
+        "\n".join(["item,user", *(f"i{i:05},u{u:05}" for u, i, _ in liked)])
+    )
+    np.testing.assert_array_equal(
+        environment(tmp_path / "positive").feedback, expected_likes(liked, 200)[20:]
+    )
+
+
+def test_the_threshold_of_other_scales_is_the_mean_of_the_person():
+    """By hand: the means are 4, 55 and 0.1; a person with one value likes nothing more."""
+    users, stars = np.array([0, 1, 0, 1] + [2] * 10), np.array([1.0, 10, 7, 100] + [0.1] * 10)
+    given = Ratings(users, users, stars)
+    liked, rule = given.liked("auto")
+    assert liked.tolist() == [False, False, True, True] + [False] * 10  # 0.1 ten times, rounded
+    assert rule == "above the person's mean"
+    assert given.liked(7.0)[0].tolist() == [False, True, False, True] + [False] * 10
+    for values, rule in (
+        ([0, 1, 1], "above 0.5"),
+        ([1, 1, 1], "above 0.5"),
+        ([0.5, 3, 5], "above 3"),
+        ([1, 3, 4], "above the person's mean"),
+        ([1, 3, 6], "above the person's mean"),
+        ([1, 3.3, 5], "above the person's mean"),
+        ([-1, 1, 5], "above the person's mean"),
+    ):
+        assert Ratings(users[:3], users[:3], np.array(values, float)).liked("auto")[1] == rule
+
+
+def test_the_summary_and_the_log_state_the_threshold(tmp_path, folder, ratings, in_process):
+    words = ["environment=movielens", f"environment.path={folder}", "num_agents=4", "horizon=12"]
+    above = sum(r > 3 for _, _, r in ratings)
+    for like, liked in (("auto", above), ("4", sum(r > 4 for _, _, r in ratings))):
+        words[-1] = f"environment.like={like}"
+        _, out, _ = in_process(main, "run", *words, "horizon=9", f"hydra.run.dir={like}")
+        rule = f"above {like.replace('auto', '3')}"
+        counts = {"liked": liked, "others": len(ratings) - liked, "rule": rule}
+        assert json.loads((tmp_path / like / "summary.json").read_text())["ratings"] == counts
+        assert f"ratings: liked {liked}, others {len(ratings) - liked}, rule {rule}" in str(out)
 
 
 # --- Errors ----------------------------------------------------------------------------
@@ -414,23 +494,29 @@ def test_the_error_of_a_large_corrupt_zip_names_no_line(tmp_path):
 NOT_RATINGS = [
     (b"", "contains no ratings"),
     (b"userId,movieId,rating,timestamp\n", "contains no ratings"),
+    (b"who,what,how\na,b,5\n", "the columns are who, what, how; expected: "),
+    (b"user,person,item\na,b,c\n", "the columns are user, person, item; expected: "),
+    (b"user_id,stars\na,5\n", "the columns are user_id, stars; expected: "),
+    (b"user,item,like\na,b,yes\n", "line 2 has rating 'yes'"),
+    (b"user,item\na,b\nc\n", "line 3 has 1 instead of 2 fields: 'c'"),
+    (b"user;item\na;b\nc;\n", "line 3 has item ''"),
+    ("user,item\nJosé,b\n".encode("latin-1"), "line 2 has user 'Jos�'"),
     (b"\x89PNG\r\n\x1a\n\0\0\0", "line 1 has 1 instead of 4 fields: '�PNG'"),
     (b"\x00\xff" * 5000, "line 1 has 1 instead of 4 fields: '\\x00�\\x00"),
-    ("1\t2\t3\t4\n".encode("utf-16"), "line 1 has user '��1\\x00'"),
-    (b"userId,rating,movieId\n1,2,3\n", "line 1 has user 'userId'"),
+    ("1\t2\t3\t4\n".encode("utf-16"), "the columns are ��1\\x00"),
     (b"userId,movieId,rating,timestamp\n1,2,3,4,5\n", "line 2 has 5 instead of 4 fields: '1,"),
     (b"196", "line 1 has 1 instead of 4 fields: '196'"),
     (b"1,2,3,4,5\n" * 2, "line 1 has 5 instead of 4 fields: '1,2,3,4,5'"),
     (b"1,2,3\n1,2,3,4\n", "line 2 has 4 instead of 3 fields: '1,2,3,4'"),
-    (b"1::2:5:3::4\n1::2::3::4\n", "line 1 has item '2:5:3'"),
+    (b"1::2:5:3::4\n1::2::3::4\n", "line 2 has 4 instead of 3 fields"),
     (b"1\t2\t3\t4\n1\t2\t" + b"3" * 300_000, "line 2 has 3 instead of 4 fields: '1\\t2\\t333"),
     (b'1\t2\t3\t4\n1\t"2\t3\t4\n' + b"1\t2\t3\t4\n" * 99_999, "line 2 has item '\"2'"),
     (b"1,2,3,4\n1e400,2,3,4\n", "line 2 has user '1e400'"),
     (b"1,2,3,4\n\xd9\xa3,2,3,4\n", "line 2 has user '٣'"),
     (b"1,2,3,4\n1.5,242,3,4\n", "line 2 has user '1.5'"),
-    (b"1::2::3::4\n196::999999999999::3::4\n", "line 2 has item '9999"),
+    (b"1::2::3::4\n196::-9::3::4\n", "line 2 has item '-9'"),
     (b"1,2,3,4\n1,2,nan,4\n", "line 2 has rating 'nan'"),
-    (b"1,2,3,4\n1,2,5.5,4\n", "line 2 has rating '5.5'"),
+    (b"1,2,3,4\n1,2,5e100,4\n", "line 2 has rating '5e100'"),
     (b"1,2,3,4\n1,2,\xff,4\n", "line 2 has rating '�'"),
     (b"1,2,3,4\n1,2,3,today\n", "line 2 has timestamp 'today'"),
     (b"1\t2\t3\t4\n196\t" + bytes(20) + b"\n", "line 2 has 2 instead of 4 fields"),
@@ -490,18 +576,18 @@ def test_damaged_data_are_read_or_give_a_one_line_error(tmp_path, packing, damag
     try:
         with warnings.catch_warnings(), one_line_errors(path):
             warnings.simplefilter("error")  # a warning would be a second line of output
-            users, items, liked, (lowest, highest) = read_ratings(path)
+            users, items, stars = read_ratings(path)
     except DataError as error:
         message = str(error)
     if message is not None:
         assert message.isprintable()
         assert message.startswith(f"{path}: ")
     else:
-        assert len(users) == len(items) == len(liked) > 0
+        assert len(users) == len(items) == len(stars) > 0
         for ids in (users, items):
             assert ids.dtype == np.int64
             assert 0 <= ids.min() <= ids.max() < 10**9
-        assert 0 <= lowest <= highest <= 5
+        assert np.abs(stars).max() <= 1e100
 
 
 FIELDS = ["1", "200", "3.5", " 4 ", '"5"', "1e2", "0x1", "-1", "", "nan", "6", "1.5", "881250949"]
@@ -516,28 +602,27 @@ def test_lines_are_parsed_or_the_first_invalid_one_is_reported(mark, rows):
 
     def is_right(row):
         try:
-            user, item, stars, *times = (float(field.strip().strip('"')) for field in row)
+            ids, (stars, *times) = row[:2], (float(field.strip().strip('"')) for field in row[2:])
         except ValueError:
             return False
-        ids = (user, item)
-        return (
-            len(row) == len(rows[0])
-            and all(0 <= each < 10**9 and each == int(each) for each in ids)
-            and 0 <= stars <= 5
-            and all(map(math.isfinite, times))
-        )
+        is_valid = len(row) == len(rows[0]) and all(map(math.isfinite, [stars, *times]))
+        return is_valid and not {*ids} & {"-1", "", "nan", "1.5", "3.5"}
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ratings"
         path.write_text("".join(mark.join(row) + "\n" for row in rows))
         right = [is_right(row) for row in rows]
         if all(right):
-            users, items, liked, ends = read_ratings(path)
-            table = [[float(field.strip().strip('"')) for field in row[:3]] for row in rows]
-            expected = [(user, item, stars > 3) for user, item, stars in table]
-            assert list(zip(users, items, liked, strict=True)) == expected
-            stars = [row[2] for row in table]
-            assert ends == (min(stars), max(stars))
+            users, items, stars = read_ratings(path)
+            table = [[field.strip().strip('"') for field in row[:3]] for row in rows]
+            assert stars.tolist() == [float(row[2]) for row in table]
+            if any("0x1" in row for row in rows):  # a name: all are texts, in alphabetical order
+                for place, numbers in enumerate((users, items)):
+                    texts = sorted({row[place] for row in table})
+                    assert numbers.tolist() == [texts.index(row[place]) for row in table]
+            else:
+                expected = [(float(user), float(item)) for user, item, _ in table]
+                assert list(zip(users, items, strict=True)) == expected
         else:
             with pytest.raises(DataError, match=f"line {right.index(False) + 1} has "):
                 read_ratings(path)

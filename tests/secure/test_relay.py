@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from starlette.testclient import TestClient
+from test_service import Process
 from vaults import Phone, configure
 
 from clients import relay
@@ -256,3 +257,17 @@ def test_the_command_reports_a_wrong_vault(tmp_path):
         with pytest.raises(SystemExit, match=f"^error: .*{words}") as ended:
             service_main(["--store", str(tmp_path / "duels.db"), "--port", "0", option, str(path)])
         assert str(ended.value).isprintable()
+
+
+@pytest.mark.slow
+def test_the_command_serves_the_vault_and_prints_no_token_of_the_node(tmp_path):
+    process = Process(tmp_path / "duels.db", "--vault", str(configure(tmp_path / "device")))
+    try:
+        token = tmp_path / "duels.db.node-token"
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600
+        assert token.read_text().strip() not in process.printed
+        url = f"http://127.0.0.1:{process.port}"
+        config = {"service-url": url, "node-token-file": str(token)}
+        assert Reply.from_bytes(relay.ask_vault(ASKED, config, 7)).kind == HELLO
+    finally:
+        assert process.stop() == (143, "stopped\n")

@@ -352,7 +352,7 @@ def test_the_noise_does_not_depend_on_who_is_in_a_sum(tmp_path, clock, exact, fr
 
 def test_repeated_reports_and_seeds_weigh_once(tmp_path, clock, exact, monkeypatch):
     """Else the person's part would be multiplied, and the noise not."""
-    (link, _), (phone, _) = exact, pair(tmp_path, clock)
+    (link, noise), (phone, _) = exact, pair(tmp_path, clock)
     request = asked_with(link, new_request(clock, common(), multiplier=5.0))
     own, header = sent_report(phone, request), request.header
     public = link.key().verified(SIGNER.public_key(), clock.now)
@@ -365,9 +365,11 @@ def test_repeated_reports_and_seeds_weigh_once(tmp_path, clock, exact, monkeypat
     assert answer.refused == (2, *range(3, len(sealed)))
     by_hand = answer.sums[0] + own.masked + one.masked
     assert 0.0 < length(by_hand.view(np.int64)) <= SCALE
+    noise.scales.clear()
     parts = link.sums(SumRequest(header, "parts", (1, 1, 2), (own.sealed,) * 2 + sealed[2:4]))
     assert parts.refused == (1, 2)
     assert not parts.sums[1].any()  # the repetition is not in it
+    assert len(noise.scales) == 3 * header.numbers  # also in a group of repetitions only
 
 
 # --- numbers ---------------------------------------------------------------------------------

@@ -222,6 +222,13 @@ def npy(array, **options):
     return buffer.getvalue()
 
 
+def zipped(array):
+    """Return an archive, which NumPy's reader would open as well."""
+    buffer = io.BytesIO()
+    np.savez(buffer, array)
+    return buffer.getvalue()
+
+
 VECTOR = npy(np.zeros(3))
 HOSTILE = {
     "more than there is": VECTOR.replace(b"(3,)", b"(9,)"),
@@ -241,6 +248,8 @@ HOSTILE = {
     "twice": VECTOR * 2,
     "pickle": pickle.dumps(np.zeros(3)),
     "empty": b"",
+    "text": b"no array at all",
+    "archive": zipped(np.zeros(3)),
     "7 bytes more": VECTOR + b"\0" * 7,
 }
 
