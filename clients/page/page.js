@@ -65,6 +65,7 @@ let choose = null; // called with the name of a button while the page waits for 
 let early = ""; // what is said of a press at any other time
 let hint = ""; // what was said of the last press if it did not count
 let last = null; // id of the duel that was answered last, and number of its answer, if it can be undone
+let latest = null; // the duel that this page has answered last
 let acts = 0; // how many answers, skipped and undone duels this page has sent
 let spoken = ""; // what screen readers say of the duel that is shown
 const sides = new Map(); // whether the arms of a duel are swapped: the same when it is shown again
@@ -128,7 +129,9 @@ async function seen() {
   await Promise.all([...document.querySelectorAll(".choice img:not([hidden])")].map(async (image) => {
     const loaded = new Promise((done) => ["load", "error"].forEach((event) => image.addEventListener(event, done)));
     if (!image.complete) await Promise.race([loaded, sleep(LONGEST)]);
-    if (!image.complete) image.onerror();
+    if (image.complete) return;
+    image.removeAttribute("src");
+    image.onerror();
   }));
   await sleep(SETTLE);
 }
@@ -193,7 +196,10 @@ const pathOf = (duel) => `/duels/${encodeURIComponent(duel.id)}`;
 async function answer(duel, side) {
   const preferred = side === "tie" ? "tie" : (side === "left") === !duel.swapped ? "first" : "second";
   const { status } = await insist(`${pathOf(duel)}/answer`, "POST", { preferred });
-  if (status === 200) return "Answered.";
+  if (status === 200) {
+    latest = duel;
+    return "Answered.";
+  }
   return status === 409 ? "This duel had already been answered elsewhere." : "This duel had expired.";
 }
 
@@ -205,8 +211,10 @@ async function skip(duel) {
 /** Undo the last answer; return the duel to show, the same one if it can be shown, and what is said. */
 async function undo() {
   const { status, data } = await insist(`${pathOf(last)}/answer`, "DELETE");
-  const duel = await nextDuel();
+  let duel = await nextDuel();
   if (status !== 200) return [duel, "Your last answer can no longer be undone."];
+  // If the service was started again, only this page may know the pair.
+  if (duel?.id !== data.id && data.id === `${latest?.id}~`) duel = { ...latest, id: data.id };
   const again = duel?.id === data.id ? "" : " Its pair is no longer known, and is not shown again.";
   return [duel, `Your last answer was undone.${again}`];
 }

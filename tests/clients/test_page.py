@@ -306,9 +306,10 @@ def test_no_answer_is_taken_while_a_picture_is_loading(page, start):
     with socket.create_server(("127.0.0.1", 0)) as host:
         device = start()
         picture = f"https://127.0.0.1:{host.getsockname()[1]}/"
-        duel = device.propose({"image": picture}, "b")
         page.draw("0.9")
         page.get(device.url())
+        wait_for_notice(page, "Nothing to answer now")
+        duel = device.propose({"image": picture}, "b")
         wait(lambda: cards(page) == ["", "b"])
         time.sleep(1.0)
         press(page, "left")
@@ -417,6 +418,20 @@ def test_the_last_answer_is_undone_and_given_again(give, page, start):
     assert count(page, "#notice[hidden]") == 1
     assert list(recorded(device.path).values()) == [(1, 0.0)]
     assert console_messages(page) == []
+
+
+def test_undo_when_the_service_was_started_again_and_the_page_was_not(page, start):
+    device, (duel, _) = opened(page, start, "ab", "cd")
+    press(page, "left")
+    wait_for_duel(page, "c", "d")
+    device.stop()
+    device.start()
+    press(page, "undo")
+    wait_for_duel(page, "a", "b")
+    assert texts(page, "#note") == [UNDONE]
+    press(page, "tie")
+    wait_for_duel(page, "c", "d")
+    assert recorded(device.path) == {f"{duel}~": (1, 0.5)}
 
 
 @pytest.mark.parametrize("restarted", [False, True])
