@@ -61,13 +61,14 @@ class CommonLearner:
         """Return ``theta . difference``."""
         return float(self.theta @ difference)
 
-    def deviations(self) -> FloatArray:
-        """Return ``||e_j||_{A^-1}``, or ``2 ||e_j||_{W^-1}`` without A.
+    def deviations(self, rows: FloatArray | None = None) -> FloatArray:
+        """Return ``||x||_{A^-1}`` of rows x, (n, d), or ``2 ||x||_{W^-1}`` without A.
 
-        A duel's Hessian is at most a quarter of its Gram matrix, so the latter are at least the
-        posterior standard deviations without a prior.
+        By default, the rows are the unit vectors: the deviations of the weights. A duel's Hessian
+        is at most a quarter of its Gram matrix, so the latter are at least the posterior standard
+        deviations without a prior.
         """
-        return (1.0 if self._by_curvature else 2.0) * _norms_of_units(self.whitener)
+        return (1.0 if self._by_curvature else 2.0) * _norms(rows, self.whitener)
 
 
 class PersonalLearner:
@@ -120,9 +121,12 @@ class PersonalLearner:
         """Return the logit of the probability, averaged over the posterior."""
         return float(self._estimates.predict(difference[None])[0])
 
-    def deviations(self) -> FloatArray:
-        """Return the posterior standard deviations."""
-        return _norms_of_units(self.whitener)
+    def deviations(self, rows: FloatArray | None = None) -> FloatArray:
+        """Return the posterior standard deviations of ``theta . x`` of rows x, (n, d).
+
+        By default, the rows are the unit vectors: the deviations of the weights.
+        """
+        return _norms(rows, self.whitener)
 
     def share(self, known: Evidence, new: Evidence) -> ShareChange:
         """Learn from ``known`` and then ``new`` answers; return the share of all of them.
@@ -171,9 +175,10 @@ class PersonalLearner:
         return scale
 
 
-def _norms_of_units(whitener: Whitener) -> FloatArray:
-    """Return ``||e_j C||`` of the unit vectors, (d,)."""
-    lengths: FloatArray = norms(np.eye(len(whitener))[None], whitener)[0]
+def _norms(rows: FloatArray | None, whitener: Whitener) -> FloatArray:
+    """Return ``||x C||`` of rows x, (n, d), by default of the unit vectors."""
+    rows = np.eye(len(whitener)) if rows is None else rows
+    lengths: FloatArray = norms(rows[None], whitener)[0]
     return lengths
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from clients.selection import PURPOSES, PairSelector
-from clients.store import DuelStore, Forgotten, duel_key
+from clients.store import DuelStore, Forgotten, Proposal, duel_key
 from clients.validation import (
     Table,
     check_answer,
@@ -25,6 +25,7 @@ from clients.validation import (
     read_table,
     shortened,
 )
+from fldb_flower.bandit.preference import logistic
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import NONE, Settings
@@ -285,16 +286,17 @@ class PreferenceAgent:
         checked = check_answers(answers)
         return self.store.record([(duel, PREFERENCES[preferred]) for duel, preferred in checked])
 
-    def undo(self, duel_id: str) -> str:
+    def undo(self, duel_id: str, *, shown: Proposal | None = None) -> str:
         """Remove the last answer; its duel is open again, under another id, which is returned.
 
         The answer is no longer learned from. It can be undone until it is part of an upload to the
         server (UndoError). The duel keeps neither keys nor contents, which were deleted when it was
         answered: the application shows the two arms again, and records the answer with the other
-        id. A repeated request changes nothing, and returns the same id.
+        id. A repeated request changes nothing, and returns the same id. ``shown`` is used by the
+        local service, whose page shows the duel again: its proposal, with keys and contents.
         """
         check_answer(duel_id)
-        return self.store.undo(duel_id, expire_after=self._expire_after)
+        return self.store.undo(duel_id, expire_after=self._expire_after, shown=shown)
 
     def skip(self, duel_id: str) -> None:
         """Remove an open duel without an answer; nothing is learned from it.
@@ -334,6 +336,36 @@ class PreferenceAgent:
 
     def _table(self, features: Any) -> Table:
         return read_table(features, self.store.feature_names)
+
+    def against_average(self, features: ArrayLike) -> FloatArray:
+        """Return how probably each arm is preferred to the average of all, with an interval.
+
+        Parameters
+        ----------
+        features : array_like
+            phi of each arm, (K, d).
+
+        Returns
+        -------
+        ndarray of shape (K, 3)
+            The probability by the estimate, and the ends of its 95 % interval: of 1.96 deviations
+            of the difference in reward, which are those of :meth:`explain`.
+
+        Examples
+        --------
+        >>> from clients.preference_agent import PreferenceAgent
+        >>> agent = PreferenceAgent("duels.db")
+        >>> number = agent.record(agent.propose([[0.0], [1.0]]).id, "tie")
+        >>> agent.against_average([[0.0], [1.0]])[:, 0]
+        array([0.5, 0.5])
+        """
+        arms = check_features(features)
+        learner = self._current(arms.shape[1]).learner
+        centred = arms - arms.mean(axis=0)
+        logits, margins = centred @ learner.theta, 1.96 * learner.deviations(centred)
+        ends = np.stack([logits, logits - margins, logits + margins], axis=1)
+        probabilities: FloatArray = logistic(ends)
+        return probabilities
 
     def _rewards(self, features: ArrayLike) -> FloatArray:
         arms = check_features(features)
@@ -380,16 +412,18 @@ class PreferenceAgent:
         """Return the numbers of duels and answers, and the last estimate.
 
         ``open``, ``answered`` and ``counted`` are numbers of duels of this device; ``sent`` is the
-        number of the last answer that is part of an upload; ``needed`` is how many distinct duels
-        the next upload lacks, None before the first request, and ``minimum`` how many it has at
-        least, absent before. ``theta`` (d numbers), ``round``, ``duels`` (of all devices) and
+        number of the last answer that is part of an upload; ``undoable`` is the id of the duel
+        whose answer can be undone, or None; ``needed`` is how many distinct duels the next upload
+        lacks, None before the first request, and ``minimum`` how many it has at least, absent
+        before. ``theta`` (d numbers), ``round``, ``duels`` (of all devices) and
         ``received`` (seconds since 1970) are those of the last broadcast, or None.
         """
         store, last = self.store, self.store.synchronized()
-        found = {**store.counts(), "sent": store.sent, "needed": store.needed}
+        found: dict[str, Any] = {**store.counts(), "sent": store.sent, "needed": store.needed}
         if store.minimum is not None:
             found["minimum"] = store.minimum
         found |= {
+            "undoable": store.undoable,
             "dimension": store.dimension,
             "theta": None
             if last is None

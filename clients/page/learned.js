@@ -2,6 +2,7 @@
 
 const BARS = 8;
 const ROUNDING = 1e-9; // weights below this share of the largest are 0
+const DEVIATIONS = 1.96; // on each side of a 95 % interval
 
 /** Return what the estimate is computed from, and when this person's answers count. */
 function sourceOf({ answered, duels, received }, { own, weights }) {
@@ -33,38 +34,53 @@ function drawFavourites(arms, own) {
     }
     shown.append(words);
     const row = element("li", "");
-    row.append(shown);
+    const [share, low, high] = [arm.preferred, arm.low, arm.high].map((value) => Math.round(100 * value));
+    row.append(shown, ...inBoth(`${share} % (${low}–${high} %)`, `, preferred in ${share} %, 95 % interval from ${low} to ${high} %`));
     return row;
   }));
 }
 
-function sizeOf(value) {
-  if (value >= 0.005) return value.toFixed(2);
-  return value >= 0.001 ? value.toLocaleString("en", { maximumSignificantDigits: 1 }) : value.toExponential(0);
+/** Return a number with its uncertainty as it is displayed, and as screen readers say it. */
+function inBoth(displayed, said) {
+  const shown = element("span", "value", displayed);
+  shown.ariaHidden = "true";
+  return [shown, element("span", "unseen", said)];
 }
 
-/** Draw the largest components of theta as a list with numbers and bars. */
-function drawWeights(weights, names) {
-  const scale = weights.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+/** Return a value, its margin and its interval as texts, with the decimals that give the margin two digits. */
+function withMargin(value, margin) {
+  const decimals = 1 - Math.floor(Math.log10(margin));
+  const text = (number) => (decimals > 6 ? number.toExponential(1) : number.toFixed(Math.max(0, decimals))).replaceAll("-", "−");
+  const signed = (number) => (number < 0 ? "" : "+") + text(number);
+  const interval = `, 95 % interval from ${signed(value - margin)} to ${signed(value + margin)}`;
+  return inBoth(`${signed(value)} ± ${text(margin)}`, signed(value) + interval);
+}
+
+/** Draw the largest components of theta as a list with numbers and bars, and their 95 % intervals. */
+function drawWeights({ weights, deviations, names }) {
+  const most = weights.reduce((found, value) => Math.max(found, Math.abs(value)), 0);
   const largest = weights
-    .map((value, index) => ({ value, name: names ? names[index] : `Feature ${index + 1}` }))
-    .filter(({ value }) => Math.abs(value) > ROUNDING * scale)
+    .map((value, index) => ({ value, margin: DEVIATIONS * deviations[index], name: names ? names[index] : `Feature ${index + 1}` }))
+    .filter(({ value }) => Math.abs(value) > ROUNDING * most)
     .sort((a, b) => Math.abs(b.value) - Math.abs(a.value))
     .slice(0, BARS);
+  const scale = Math.max(...largest.map(({ value, margin }) => Math.abs(value) + margin));
   byId("weights").hidden = !largest.length;
   byId("weights-note").textContent =
-    "To the right: more of the feature is preferred. To the left: less of it is preferred." +
+    "To the right: more of the feature is preferred. To the left: less of it is preferred. ± and lines: 95 % intervals." +
     (weights.length > BARS ? ` The largest ${BARS} of ${weights.length} weights are shown.` : "");
-  byId("bars").replaceChildren(...largest.map(({ value, name }) => {
+  byId("bars").replaceChildren(...largest.map(({ value, margin, name }) => {
     const row = element("li", "");
     const track = element("span", "track");
-    const bar = element("span", value < 0 ? "bar less" : "bar");
-    const share = (Math.abs(value) / scale) * 50;
-    bar.style.width = `${share}%`;
-    bar.style.left = `${value < 0 ? 50 - share : 50}%`;
-    track.append(bar);
-    const size = sizeOf(Math.abs(value));
-    row.append(element("span", "name", name), track, element("span", "value", (value < 0 ? "−" : "+") + size));
+    const draw = (className, from, to) => {
+      const part = element("span", className);
+      part.style.left = `${50 + (from / scale) * 50}%`;
+      part.style.width = `${((to - from) / scale) * 50}%`;
+      track.append(part);
+    };
+    draw(value < 0 ? "bar less" : "bar", Math.min(0, value), Math.max(0, value));
+    draw("interval", value - margin, value + margin);
+    row.append(element("span", "name", name), track, ...withMargin(value, margin));
     return row;
   }));
 }
@@ -90,5 +106,5 @@ async function drawLearned(status) {
   byId("learned").hidden = false;
   byId("learned-note").textContent = sourceOf(status, weights.data);
   drawFavourites(favourites.data, weights.data.own);
-  drawWeights(weights.data.weights, weights.data.names);
+  drawWeights(weights.data);
 }

@@ -1,6 +1,7 @@
 // Duels and their answers, and the progress of rounds.
 
 const SETTLE = 450; // milliseconds in which a press still belongs to the previous duel
+const LONGEST = 10000; // milliseconds to wait for a picture
 
 /* ---- Progress ------------------------------------------------------------------------------ */
 
@@ -42,7 +43,7 @@ function privacyOf({ secure, privacy }) {
 }
 
 function drawStatus(status) {
-  const { answered, counted, sent, needed, minimum, received, duels } = status;
+  const { answered, counted, sent, needed, minimum, received, duels, undoable } = status;
   byId("progress").hidden = false;
   byId("answered").textContent = answered.toLocaleString("en");
   byId("counted").textContent = counted.toLocaleString("en");
@@ -52,28 +53,26 @@ function drawStatus(status) {
   byId("upload").hidden = !needed;
   byId("upload").max = minimum || 1;
   byId("upload").value = (minimum || 1) - (needed || 0);
-  if (last && last.number <= sent) {
-    last = null;
-    remark("Your last answer was uploaded. It can no longer be undone.");
-  }
-  drawUndo();
+  if (last && !undoable && last.number <= sent) remark("Your last answer was uploaded. It can no longer be undone.");
+  last = undoable && { id: undoable, number: answered };
+  byId("undo").disabled = !last;
   drawLearned(status);
 }
 
 /* ---- The duel -------------------------------------------------------------------------- */
 
 let choose = null; // called with the name of a button while the page waits for one
-let last = null; // the duel that was answered last, while its answer can be undone
+let early = ""; // what is said of a press at any other time
+let hint = ""; // what was said of the last press if it did not count
+let last = null; // id of the duel that was answered last, and number of its answer, if it can be undone
+let latest = null; // the duel that this page has answered last
+let acts = 0; // how many answers, skipped and undone duels this page has sent
+let spoken = ""; // what screen readers say of the duel that is shown
+const sides = new Map(); // whether the arms of a duel are swapped: the same when it is shown again
 
-function drawUndo() {
-  byId("undo").hidden = !last;
-  byId("before").hidden = !last && !byId("note").textContent;
-}
-
-/** Show a remark about the last answer until the next one. */
+/** Show a remark about the last press until the next one. */
 function remark(text) {
   byId("note").textContent = text;
-  drawUndo();
 }
 
 function drawCard(card, arm, name) {
@@ -102,7 +101,9 @@ function drawCard(card, arm, name) {
 /** Return the two arms from left to right. */
 function placed(duel) {
   // The first arm is the favourite: if it were always left, a habit would look like a preference.
-  duel.swapped ??= Math.random() < 0.5;
+  const id = duel.id.replace(/~+$/, ""); // "~" is added when it is undone
+  if (!sides.has(id)) sides.set(id, Math.random() < 0.5);
+  duel.swapped = sides.get(id);
   return duel.swapped ? [duel.second, duel.first] : [duel.first, duel.second];
 }
 
@@ -114,12 +115,25 @@ function drawDuel(duel, note) {
   for (const id of ["left", "right", "tie", "skip"]) byId(id).classList.remove("chosen");
   byId("duel").hidden = false;
   say();
-  const spoken = [drawCard(byId("left"), left, "A"), drawCard(byId("right"), right, "B")];
-  announce([note && `${note} Next:`, ...spoken].join(" ").trim());
+  spoken = [drawCard(byId("left"), left, "A"), drawCard(byId("right"), right, "B")].join(" ");
+  announce([note, hint, note && "Next:", spoken].filter(Boolean).join(" "));
   const pair = document.querySelector(".pair");
   pair.classList.remove("arriving");
   void pair.offsetWidth; // restarts the animation
   pair.classList.add("arriving");
+}
+
+/** Wait until the person can have seen both arms; a picture that does not load is replaced by words. */
+async function seen() {
+  early = "A press was ignored: the pair had only just appeared.";
+  await Promise.all([...document.querySelectorAll(".choice img:not([hidden])")].map(async (image) => {
+    const loaded = new Promise((done) => ["load", "error"].forEach((event) => image.addEventListener(event, done)));
+    if (!image.complete) await Promise.race([loaded, sleep(LONGEST)]);
+    if (image.complete) return;
+    image.removeAttribute("src");
+    image.onerror();
+  }));
+  await sleep(SETTLE);
 }
 
 /** Wait for a button, for a limited time if there is a limit, and return its name. */
@@ -134,8 +148,15 @@ async function pressed(limit) {
 
 function take(name) {
   const done = choose;
-  if (!done || !byId(name).offsetParent) return; // not while it is hidden
+  if (!done && early) {
+    hint = early;
+    remark(hint);
+    announce(`${hint} ${spoken}`.trim());
+  }
+  if (!done || byId(name).disabled || !byId(name).offsetParent) return; // not while it is hidden
   choose = null; // the next press belongs to the next duel
+  early = "A press was ignored: your last answer was still being saved.";
+  hint = spoken = "";
   byId(name).classList.add("chosen");
   done(name);
 }
@@ -146,7 +167,7 @@ document.addEventListener("keydown", (event) => {
   if (event.repeat && event.key === "Enter") event.preventDefault(); // a key that is held down is one press
   const name = KEYS[event.key];
   if (!name || event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
-  if (name !== "undo" && byId("duel").hidden) return;
+  if (name !== "undo" && byId("duel").hidden && !byId("notice").hidden) return;
   event.preventDefault();
   if (!event.repeat) take(name);
 });
@@ -160,6 +181,7 @@ addEventListener("pointermove", ({ clientX, clientY }) => {
 
 /** Return the next duel, or null if there is none now. */
 async function nextDuel() {
+  early = "A press was ignored: the next pair was not shown yet.";
   const { status, data } = await insist("/duels/next");
   if (status === 200) return data;
   byId("duel").hidden = true;
@@ -173,9 +195,9 @@ const pathOf = (duel) => `/duels/${encodeURIComponent(duel.id)}`;
 /** Send an answer; return what is said about it. */
 async function answer(duel, side) {
   const preferred = side === "tie" ? "tie" : (side === "left") === !duel.swapped ? "first" : "second";
-  const { status, data } = await insist(`${pathOf(duel)}/answer`, "POST", { preferred });
+  const { status } = await insist(`${pathOf(duel)}/answer`, "POST", { preferred });
   if (status === 200) {
-    last = { ...duel, number: data.number };
+    latest = duel;
     return "Answered.";
   }
   return status === 409 ? "This duel had already been answered elsewhere." : "This duel had expired.";
@@ -186,12 +208,15 @@ async function skip(duel) {
   return "Skipped.";
 }
 
-/** Undo the last answer; return its duel, with the same arms on the same sides, if it is open again. */
+/** Undo the last answer; return the duel to show, the same one if it can be shown, and what is said. */
 async function undo() {
-  const duel = last;
-  last = null;
-  const { status, data } = await insist(`${pathOf(duel)}/answer`, "DELETE");
-  return status === 200 ? { ...duel, id: data.id } : null;
+  const { status, data } = await insist(`${pathOf(last)}/answer`, "DELETE");
+  let duel = await nextDuel();
+  if (status !== 200) return [duel, "Your last answer can no longer be undone."];
+  // If the service was started again, only this page may know the pair.
+  if (duel?.id !== data.id && data.id === `${latest?.id}~`) duel = { ...latest, id: data.id };
+  const again = duel?.id === data.id ? "" : " Its pair is no longer known, and is not shown again.";
+  return [duel, `Your last answer was undone.${again}`];
 }
 
 async function duels() {
@@ -202,22 +227,21 @@ async function duels() {
     let name;
     if (duel) {
       drawDuel(duel, note);
-      await sleep(SETTLE);
+      await seen();
       name = await pressed();
     } else {
       name = await pressed(POLL);
       if (!name) continue;
     }
     if (name === "undo") {
-      const undone = await undo();
-      note = undone ? "Your last answer was undone." : "Your last answer can no longer be undone.";
-      duel = undone || duel;
+      [duel, note] = await undo();
     } else {
       note = name === "skip" ? await skip(duel) : await answer(duel, name);
       duel = null;
     }
-    remark(note === "Answered." ? "" : note);
+    remark(hint || (note === "Answered." ? "" : note));
     byId("undo").classList.remove("chosen");
+    acts += 1;
     drawStatus((await insist("/status")).data);
     scrollTo(0, 0);
   }
@@ -226,7 +250,9 @@ async function duels() {
 async function progress() {
   for (;;) {
     try {
-      drawStatus((await ask("/status")).data);
+      const before = acts;
+      const { data } = await ask("/status");
+      if (acts === before) drawStatus(data); // not one from before the last press
     } catch (error) {
       if (!(error instanceof Unreachable)) throw error; // duels() shows a notice
     }

@@ -33,7 +33,7 @@ from clients.service.http import (
     binary_body,
     status_of,
 )
-from clients.store import Forgotten, database
+from clients.store import Forgotten, Proposal, database
 from clients.validation import Answer, FeatureNames, NamedAnswer
 from clients.vault import Vault, VaultConfig
 from fldb_flower.errors import FldbError, OutputError, one_line
@@ -42,6 +42,8 @@ from fldb_flower.system.files import digest, read_part
 
 BODIES = {"/node": 64 * 2**20}
 """Largest bodies of requests, in bytes: a SuperNode's broadcast may contain a matrix, (d, d)."""
+MOST_SHOWN = 10
+"""Duels whose contents are kept in memory after they were shown."""
 _PUBLIC = {"/", "/health", "/docs", "/openapi.json"}
 _PARTS = {"js": ("basics", "service", "learned", "page"), "css": ("page",)}
 _DOCS_POLICY = (  # Swagger UI starts with an inline script; the page has no data but /openapi.json
@@ -110,6 +112,7 @@ class Device(NamedTuple):
     catalogue: Catalogue
     choices: int
     vault: Vault | None
+    shown: dict[str, Proposal]  # the duels that were shown last, by their ids
 
 
 async def _device(request: Request) -> Device:
@@ -187,6 +190,9 @@ async def show_next(device: OfDevice) -> models.ShownDuel:
     if not shown:
         raise HTTPException(404, "no open duel has contents: propose one with contents")
     duel = shown[0]
+    device.shown[duel.id] = duel  # for undo: the store deletes contents with the answer
+    if len(device.shown) > MOST_SHOWN:
+        device.shown.pop(next(iter(device.shown)))
     first, second = (
         device.catalogue.shown(key, content, names)
         for key, content in zip((duel.first_key, duel.second_key), duel.contents, strict=True)
@@ -205,10 +211,12 @@ async def record(id: str, answer: Answer, device: OfDevice) -> models.Recorded:
 async def undo(id: str, device: OfDevice) -> models.Reopened:
     """Remove the last answer, unless it is part of an upload; the duel can be answered again.
 
-    A request without a reply may be repeated; it then returns the same id. The duel has no contents
-    and no keys any more: show the two arms again.
+    A request without a reply may be repeated; it then returns the same id. The duel has contents
+    and keys only if `/duels/next` has returned it lately: otherwise, show the two arms again.
     """
-    return models.Reopened(id=await device.writer.run(PreferenceAgent.undo, id))
+    shown = device.shown.get(id)
+    again = await device.writer.run(lambda agent: agent.undo(id, shown=shown))
+    return models.Reopened(id=again)
 
 
 @guarded.delete("/duels/{id}", tags=["duels"], status_code=204, responses=_problems(404, 409))
@@ -253,7 +261,7 @@ async def rank_arms(device: OfDevice) -> models.Ranking:
 async def favourites(
     device: OfDevice,
     most: Annotated[int, Query(description="Length of the list.", ge=1, le=100)] = 5,
-) -> list[models.ShownArm]:
+) -> list[models.Favourite]:
     """Return the best arms of ``--arms`` by the current estimate, best first.
 
     The list is empty without ``--arms``, and as long as no arm is preferred to another.
@@ -261,10 +269,18 @@ async def favourites(
     catalogue = device.catalogue
     if not catalogue.arms:
         return []
-    names = await device.reader.run(lambda agent: agent.store.feature_names)
-    best = await device.reader.run(PreferenceAgent.favourites, catalogue.features, most)
-    arms = [catalogue.arms[arm] for arm in best]
-    return [catalogue.shown(arm.key, arm.content, names) for arm in arms]
+
+    def find(agent: PreferenceAgent) -> list[models.Favourite]:
+        order, names = agent.favourites(catalogue.features, most), agent.store.feature_names
+        shares = agent.against_average(catalogue.features)[order].tolist()
+        best = [catalogue.arms[arm] for arm in order]
+        shown = [dict(catalogue.shown(arm.key, arm.content, names)) for arm in best]
+        return [
+            models.Favourite(**arm, preferred=share, low=low, high=high)
+            for arm, (share, low, high) in zip(shown, shares, strict=True)
+        ]
+
+    return await device.reader.run(find)
 
 
 @guarded.post("/predict", tags=["preferences"])
@@ -290,6 +306,7 @@ async def name_features(named: FeatureNames, device: OfDevice) -> FeatureNames:
 @guarded.delete("/answers", tags=["duels"])
 async def forget(device: OfDevice) -> Forgotten:
     """Remove all open duels and answers from this device; report what cannot be undone."""
+    device.shown.clear()
     return await device.writer.run(PreferenceAgent.forget)
 
 
@@ -345,7 +362,7 @@ def create_app(
             catalogue.expect_dimension(node.config.path, node.config.dimension)
             vault = Vault(writer.agent.store, node.config)
         app = _application(workers.pop_all())
-    app.state.device = Device(reader, writer, page, catalogue, choices, vault)
+    app.state.device = Device(reader, writer, page, catalogue, choices, vault, {})
     app.add_middleware(
         Guard, token=token, any_host=any_host, body_seconds=body_seconds,
         public=_PUBLIC if node is not None else {*_PUBLIC, "/node"},

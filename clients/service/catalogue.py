@@ -12,16 +12,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from clients.service.models import ShownArm, ShownFeature
-from clients.validation import (
-    LONGEST,
-    MAX_KEY,
-    Features,
-    Image,
-    Model,
-    Text,
-    check_names,
-    first_error,
-)
+from clients.validation import LONGEST, MAX_KEY, Features, Image, Model, Text, first_error
 from fldb_flower.environments.arms import parse_arms
 from fldb_flower.errors import DataError
 from fldb_flower.linalg.arrays import FloatArray
@@ -122,10 +113,6 @@ def _from_json(content: bytes) -> Catalogue:
 
 def _from_csv(content: bytes) -> Catalogue:
     table = parse_arms(content, LONGEST)
-    try:
-        check_names(table.names, None)
-    except DataError as error:
-        raise DataError(f"the header: {error}") from None
     arms, features = [], table.features.tolist()
     for row, (line, key) in enumerate(zip(table.lines, table.arms, strict=True)):
         shown = {name: cells[row] or None for name, cells in table.contents.items()}

@@ -52,6 +52,14 @@ class ShownArm(Model):
     )
 
 
+class Favourite(ShownArm):
+    """One of the best arms, as a page shows it."""
+
+    preferred: float = described("P(preferred to the average of `--arms`), by the estimate.", 0.77)
+    low: float = described("Lower end of its 95 % interval.", 0.65)
+    high: float = described("Upper end.", 0.86)
+
+
 class ShownDuel(Model):
     """A duel that a page can show; show the two arms in random order."""
 
@@ -120,6 +128,7 @@ class Status(BaseModel):
     answered: int = described("Number of the last answer on this device.", 12)
     counted: int = described("Answers that the server has acknowledged.", 9)
     sent: int = described("Number of the last uploaded answer; later ones can be undone.", 9)
+    undoable: str | None = described("The duel whose answer can be undone now: the last.", _ID)
     needed: int | None = described(
         "Distinct duels that the next upload lacks; null before the server has requested one.", 3
     )

@@ -416,11 +416,20 @@ class DuelStore(Database):
         row = duel, self._clock(), _with_preference(evidence, preference)
         return int(self.execute(insert, *row).lastrowid or 0)
 
-    def undo(self, duel: str, *, expire_after: float) -> str:
+    @property
+    def undoable(self) -> str | None:
+        """Id of the duel whose answer can be undone: the last one, unless it was uploaded."""
+        query = "SELECT id FROM answers WHERE sequence = ? AND sequence > ?"
+        with self.reading():
+            duel: str | None = self.value(query, self.last, self.sent)
+        return duel
+
+    def undo(self, duel: str, *, expire_after: float, shown: Proposal | None = None) -> str:
         """Remove the last answer; its duel is open again, under another id, which is returned.
 
         Because of the other id, late copies of earlier requests change nothing: neither one with
-        the answer that was undone, nor one of this method, which then returns the same id.
+        the answer that was undone, nor one of this method, which then returns the same id. The duel
+        is the first of the open ones, with the keys and contents of ``shown``.
         """
         again = f"{duel}~"
         with self.transaction():
@@ -442,10 +451,16 @@ class DuelStore(Database):
                 )
             self.execute("DELETE FROM answers WHERE sequence = ?", number)
             self.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'answers'")
-            columns = "id, created, expires, evidence, begun"
-            insert = f"INSERT INTO proposals ({columns}) VALUES (?, ?, ?, ?, ?)"
+            insert = (
+                "INSERT INTO proposals (rowid, id, created, expires, evidence, first_key,"
+                " second_key, contents, begun) SELECT coalesce(min(rowid), 0) - 1,"
+                " ?, ?, ?, ?, ?, ?, ?, ? FROM proposals"
+            )
             now, changed = self._clock(), _with_preference(evidence, np.nan)
-            self.execute(insert, again, now, now + expire_after, changed, self._count_running())
+            first, second, contents = (None, None, None) if shown is None else shown[2:]
+            content = first, second, None if contents is None else json.dumps(contents)
+            row = again, now, now + expire_after, changed, *content, self._count_running()
+            self.execute(insert, *row)
             self._count_removal()
         return again
 

@@ -18,7 +18,9 @@ from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import NONE, from_nested, unflatten
 from simulations.engines import vectorized
 
-SEEDS, AGENTS, HORIZON, CHANGE = 20, 50, 800, 400
+AGENTS, HORIZON, CHANGE = 50, 800, 400
+SEEDS = {"fldb_ons": 60, "fldb_personal": 20}
+PERSONS = 20
 HALF_LIVES: dict[str, tuple[Any, ...]] = {
     "fldb_ons": (NONE, 100, 175, 250), "fldb_personal": (NONE, 100, 175, 250)
 }  # fmt: skip
@@ -45,17 +47,18 @@ def regrets(case: tuple[tuple[str, Any], int]) -> list[float]:
 def changing() -> pd.DataFrame:
     """Return the regret with half-lives, and its ratio to the regret without, by paired seeds."""
     cases = [(name, half_life) for name, values in HALF_LIVES.items() for half_life in values]
-    rows, without = [], np.zeros((SEEDS, 2))
-    for (name, half_life), found in zip(cases, by_seed(regrets, cases, SEEDS), strict=True):
+    counts = [SEEDS[name] for name, _ in cases]
+    rows, without = [], np.zeros((1, 2))
+    for (name, half_life), found in zip(cases, by_seed(regrets, cases, counts), strict=True):
         values = np.array(found)
         if half_life == NONE:
             without = values
-        row: dict[str, Any] = {"algorithm": name, "half_life": half_life}
+        row: dict[str, Any] = {"algorithm": name, "half_life": half_life, "seeds": len(found)}
         for place, part in enumerate(("after", "unchanged")):
             row |= {part: [round(each, 2) for each in values[:, place]]}
             ratio = values[:, place].mean() / without[:, place].mean()
             rest = values[:, place] - ratio * without[:, place]
-            error = rest.std(ddof=1) / np.sqrt(SEEDS) / without[:, place].mean()
+            error = rest.std(ddof=1) / np.sqrt(len(found)) / without[:, place].mean()
             row |= {f"{part}_ratio": round(ratio, 3), f"{part}_error": round(error, 3)}
         rows.append(row)
     return pd.DataFrame(rows)
@@ -89,7 +92,7 @@ def answers_until_right(case: tuple[tuple[str, float | None], int]) -> int:
 def changing_device() -> pd.DataFrame:
     """Return the median number of answers of a device after which the sign is right."""
     cases = [(pairs, half_life) for pairs in ("proposed", "random") for half_life in (None, 100.0)]
-    results = zip(cases, by_seed(answers_until_right, cases, SEEDS), strict=True)
+    results = zip(cases, by_seed(answers_until_right, cases, PERSONS), strict=True)
     return pd.DataFrame([
         {
             "pairs": pairs, "half_life": half_life or NONE, "median": statistics.median(found),

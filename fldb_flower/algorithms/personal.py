@@ -133,7 +133,7 @@ class FLDBPersonal(Algorithm):
         pooled, linear = arrays["pooled"], arrays["linear"]
         old = float(arrays["offered"][1])
         if old > 0.0 and change.num_duels > 0:
-            growth = self._growth(change, old)
+            growth = self.growth(change, old)
             pooled, linear = blurred(pooled, linear, total / growth, least / growth)
         sampled = 1.0 / coverage - 1.0
         precision, seen = observed(total, sampled, change.shift / coverage, noise.shift**2)
@@ -145,7 +145,7 @@ class FLDBPersonal(Algorithm):
         )
         return change, {"pooled": pooled, "linear": linear, "loss_noise": variance}
 
-    def _growth(self, change: ShareUpload, old: float) -> float:
+    def growth(self, change: ShareUpload, old: float) -> float:
         """Return ``n' / n - 1``: the weight of new answers relative to that of the ``old`` ones."""
         if (decay := self.settings.decay) is None:
             return change.num_duels / old

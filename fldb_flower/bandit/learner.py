@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Hashable, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple, Self, TypeAlias, cast
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,10 +28,12 @@ _LEAST = 1e-290  # of a scaled ridge; with a smaller one, probabilities underflo
 _WORST = 1e6  # condition number of a root of the Hessian
 _ACCURACY = 1e-8  # of a logit, relative if it is above 1
 _LARGEST = 1e100  # of an argument: sums of squares are then finite
+_WIDTH, _WIDTH_OF_CHANGING = 0.75, 2.5  # of the confidence interval, by default
 _FORGOTTEN = 100  # half-lives after which the weight of a duel decreases no further
 _ANSWERS = "1 (first arm preferred), 0 (second), 0.5 (tie), or between 0 and 1"
 
 _Names: TypeAlias = Sequence[str] | None
+_Mean: TypeAlias = tuple[FloatArray, float]  # (d,), and the weight, which is K - 1 of an offer
 
 
 class NotFittedError(ValueError, AttributeError):
@@ -71,9 +73,10 @@ class DuelingBandit:
     ridge : float
         Precision of the prior of ``scale_ * theta``, N(0, I / ridge). A larger ridge shrinks the
         estimate.
-    width : float
+    width : float, optional
         Width of the confidence interval in :meth:`propose`, in posterior standard deviations. 0
-        does not explore.
+        does not explore. The default is 0.75, and 2.5 with ``half_life``, because a change is
+        noticed only where pairs differ.
     selection : str
         Selection rule of :meth:`propose`: ``"ucb"``, ``"maxinp"``, ``"colstim"``,
         ``"maxpairucb"``, ``"thompson"``, or one registered with :func:`register_selection`.
@@ -156,7 +159,7 @@ class DuelingBandit:
     n_features_in_: int
     feature_names_in_: NDArray[np.object_]
 
-    _offers: _Offers | None = None
+    _offers: _Mean = np.zeros(1), 0.0  # squared differences of arms that were offered
     _labelled: dict[Any, FloatArray] | None = None  # arms of the last DataFrame, by label
 
     def __init__(
@@ -164,7 +167,7 @@ class DuelingBandit:
         dimension: int | None = None,
         *,
         ridge: float = 1.0,
-        width: float = 0.75,
+        width: float | None = None,
         selection: str = "ucb",
         random_state: int | None = None,
         scale: str | ArrayLike | None = "auto",
@@ -211,7 +214,7 @@ class DuelingBandit:
         """
         values, names = _matched(X, None, "X")
         duels = _duels(_arms(values, self.dimension, "X"), y, sample_weight)
-        self._learn(duels, np.zeros(duels.differences.shape[1]), None)
+        self._learn(duels, np.zeros(duels.differences.shape[1]), DuelingBandit._offers)
         self.__dict__.pop("feature_names_in_", None)
         return self._adopt(names)
 
@@ -278,7 +281,7 @@ class DuelingBandit:
         one, names = self._arm(first, "first", None)
         other, others = self._arm(second, "second", names)
         if len(one) != len(other):
-            raise _other_number("second", len(other), len(one))
+            raise ValueError(f"second has {len(other)} features: must be {len(one)}, as first")
         if not isinstance(preferred, Real | np.bool) or not 0.0 <= preferred <= 1.0:
             raise _invalid("preferred", preferred, _ANSWERS)
         self.partial_fit([one - other], [float(preferred)])
@@ -314,20 +317,22 @@ class DuelingBandit:
         features, names = self._read(arms, "arms")
         if len(features) < 2:
             raise ValueError(f"arms has {len(features)} rows: a duel needs two arms")
-        labels = _labels(arms)
-        if labels is not None and len({*labels}) < len(labels):
-            twice = next(each for each in labels if labels.count(each) > 1)
-            raise ValueError(f"arms has the label {shown(twice)} twice: each arm needs its own")
-        first, second = self._select(features, _Offers.adding(features, self._offers))
+        if (index := _index(arms)) is not None and index.has_duplicates:
+            twice = shown(index[index.duplicated()][0])
+            raise ValueError(f"arms has the label {twice} twice: each arm needs its own")
+        offer = mean_squares(features), float(len(features) - 1)
+        first, second = self._select(features, _pooled(self._offers, offer))
         self._adopt(names)._labelled = None
-        if labels is None:
+        if index is None:
             return first, second
+        labels = index.tolist()
         self._labelled = dict(zip(labels, features, strict=True))
         return labels[first], labels[second]
 
-    def _select(self, features: FloatArray, offers: _Offers) -> tuple[int, int]:
-        """Return the indices of the next duel, and count the offer if there is one."""
-        width = _number("width", self.width)
+    def _select(self, features: FloatArray, offers: _Mean) -> tuple[int, int]:
+        """Return the indices of the next duel, and store the offers, which include this one."""
+        default = _WIDTH if self.half_life is None else _WIDTH_OF_CHANGING
+        width = _number("width", default if self.width is None else self.width)
         self._check_selection()
         theta, whitener, scale = self._estimate(offers)
         features, theta, whitener = features / scale, theta * scale, whitener * scale[:, None]
@@ -368,8 +373,8 @@ class DuelingBandit:
         """
         theta = self._fitted()
         rewards = self._read(arms, "arms")[0] @ theta
-        order, labels = np.argsort(-rewards, kind="stable"), _labels(arms)
-        return order if labels is None else np.asarray(cast(Any, arms).index)[order]
+        order, index = np.argsort(-rewards, kind="stable"), _index(arms)
+        return order if index is None else np.asarray(index)[order]
 
     def predict_utility(
         self, X: ArrayLike, return_std: bool = False
@@ -601,19 +606,16 @@ class DuelingBandit:
         if isinstance(self.scale, str) and self.scale == "auto":
             return Features.of_squares(squares).scales
         valid = f"'auto', None, or {len(squares)} numbers from {1 / _LARGEST:g} to {_LARGEST:g}"
-        try:
-            array = _numbers(self.scale, "scale")
-        except ValueError:
-            raise _invalid("scale", self.scale, valid) from None
+        array = np.zeros(0) if isinstance(self.scale, str) else _numbers(self.scale, "scale")
         if array.shape != squares.shape or not (array >= 1.0 / _LARGEST).all():
             raise _invalid("scale", self.scale, valid)
         return array
 
-    def _learn(self, duels: _Duels, start: FloatArray, offers: _Offers | None) -> Self:
+    def _learn(self, duels: _Duels, start: FloatArray, offers: _Mean) -> Self:
         """Set the estimate to the minimiser for these duels."""
         self._check_selection()
         ridge = _number("ridge", self.ridge, positive=True)
-        scale = self._scales(_squares(duels, offers))
+        scale = self._scales(_pooled(_squares(duels), offers)[0])
         weights = duels.weights
         if self.half_life is not None:
             half_life = _number("half_life", self.half_life, positive=True)
@@ -621,13 +623,15 @@ class DuelingBandit:
             weights = weights * np.exp2(-np.minimum(later, _FORGOTTEN * half_life) / half_life)
         scaled = _Duels(duels.differences / scale, duels.preferences, weights)
         theta, whitener = _minimiser(scaled, ridge, start * scale)
-        whitener = whitener / scale[:, None]
-        covariance = whitener @ whitener.T
+        coef, whitener = theta / scale, whitener / scale[:, None]
+        with np.errstate(over="ignore"):
+            covariance = whitener @ whitener.T
         variances = np.diag(covariance)
-        if not (np.isfinite(covariance).all() and (variances > 0.0).all()):
-            raise _inaccurate(duels, ridge)
+        is_in_range = np.isfinite(covariance).all() and (variances > np.finfo(float).tiny).all()
+        if not (is_in_range and np.allclose(coef * scale, theta, rtol=1e-9, atol=0.0)):
+            raise _inaccurate(scaled, ridge)
         self._duels, self._offers, self._whitener, self.scale_ = duels, offers, whitener, scale
-        self.coef_, self.intercept_ = (theta / scale)[None], np.zeros(1)
+        self.coef_, self.intercept_ = coef[None], np.zeros(1)
         self.covariance_, self.standard_errors_ = covariance, np.sqrt(variances)
         self.classes_, self.n_features_in_ = np.array([0, 1]), len(theta)
         return self
@@ -645,17 +649,17 @@ class DuelingBandit:
         theta: FloatArray = self.coef_[0]
         return theta
 
-    def _estimate(self, offers: _Offers) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _estimate(self, offers: _Mean) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return theta, the whitener and the scales; those of the prior before the first duel.
 
         A feature that differs for the first time in these offers gets its scale.
         """
-        squares = _squares(None, offers)
         if not self.__sklearn_is_fitted__():
-            scale = self._scales(squares)
+            scale = self._scales(offers[0])
             ridge = _number("ridge", self.ridge, positive=True)
             return np.zeros(len(scale)), np.diag(1.0 / (scale * np.sqrt(ridge))), scale
-        if ((squares > 0.0) & (_squares(self._duels, self._offers) == 0.0)).any():
+        known = _pooled(_squares(self._duels), self._offers)[0]
+        if ((known == 0.0) & (offers[0] > 0.0)).any():
             self._learn(self._duels, self.coef_[0], offers)
         return self._fitted(), self._whitener, self.scale_
 
@@ -676,35 +680,15 @@ class _Duels(NamedTuple):
     weights: FloatArray  # (n,)
 
 
-class _Offers(NamedTuple):
-    """Arms that were offered."""
-
-    squares: FloatArray  # squared differences of two arms, (d,), summed with weight K - 1
-    weight: float
-
-    @classmethod
-    def adding(cls, arms: FloatArray, offers: _Offers | None) -> _Offers:
-        """Return offers with another one, of arms (K, d)."""
-        weight = len(arms) - 1
-        squares = weight * mean_squares(arms)
-        return (
-            cls(squares + offers.squares, weight + offers.weight)
-            if offers
-            else cls(squares, weight)
-        )
+def _pooled(one: _Mean, other: _Mean) -> _Mean:
+    weight = one[1] + other[1]
+    return one[0] * (one[1] / weight) + other[0] * (other[1] / weight), weight
 
 
-def _squares(duels: _Duels | None, offers: _Offers | None) -> FloatArray:
-    """Return mean squared differences (d,). A duel counts as an offer of two arms."""
-    mean, share = np.zeros(()), 0.0
-    if duels is not None:
-        heaviest = duels.weights.max()
-        relative = duels.weights / heaviest
-        mean = relative @ (duels.differences * duels.differences) / relative.sum()
-        share = 1.0 / (1.0 + (offers.weight / heaviest / relative.sum() if offers else 0.0))
-    other = offers.squares / offers.weight if offers else 0.0
-    squares: FloatArray = share * mean + (1.0 - share) * other
-    return squares
+def _squares(duels: _Duels) -> _Mean:
+    """Return mean squared differences. A duel counts as an offer of two arms."""
+    weights = duels.weights
+    return np.average(duels.differences**2, axis=0, weights=weights), float(weights.sum())
 
 
 def _duels(rows: FloatArray, y: ArrayLike, weights: ArrayLike | None) -> _Duels:
@@ -737,23 +721,18 @@ def _matched(values: Any, known: Sequence[str] | None, name: str) -> tuple[Any, 
         )
     if known is None or names == [*known]:
         return values, names
-    unseen, missing = sorted({*names} - {*known}), sorted({*known} - {*names})
+    unseen, missing = {*names} - {*known}, {*known} - {*names}
     wrong = {"unseen at fit time": unseen, "seen at fit time, yet now missing": missing}
-    if lists := [
-        f" Feature names {what}: {one_line(', '.join(each[:5]))}{', ...' * (len(each) > 5)}."
-        for what, each in wrong.items()
-        if each
-    ]:
-        raise ValueError(
-            f"{name}: The feature names should match those that were passed during fit."
-            + "".join(lists)
-        )
+    lists = [f"Feature names {k}: {', '.join(sorted(v))}"[:200] for k, v in wrong.items() if v]
+    if lists:
+        line = "The feature names should match those that were passed during fit."
+        raise ValueError(one_line(f"{name}: {line} {'. '.join(lists)}"))
     return values[[*known]], [*known]
 
 
-def _labels(arms: Any) -> list[Any] | None:
+def _index(arms: Any) -> Any:
     """Return the labels of the rows of a DataFrame, or None for arrays."""
-    return arms.index.tolist() if hasattr(arms, "iloc") else None
+    return arms.index if hasattr(arms, "iloc") else None
 
 
 def _arms(arms: ArrayLike, dimension: int | None, name: str, ndim: int = 2) -> FloatArray:
@@ -775,15 +754,11 @@ def _arms(arms: ArrayLike, dimension: int | None, name: str, ndim: int = 2) -> F
     if not isinstance(dimension, Integral) or isinstance(dimension, bool) or dimension < 1:
         raise _invalid("dimension", dimension, "a whole number, at least 1")
     if array.shape[1] != dimension:
-        raise _other_number(name, array.shape[1], dimension)
+        raise ValueError(
+            f"{name} has {array.shape[1]} features, but DuelingBandit is expecting"
+            f" {shown(dimension)} features as input"
+        )
     return array
-
-
-def _other_number(name: str, found: int, dimension: int) -> ValueError:
-    return ValueError(
-        f"{name} has {found} features, but DuelingBandit is expecting {shown(dimension)} features"
-        " as input"
-    )
 
 
 def _column(values: ArrayLike, name: str, length: int) -> FloatArray:
@@ -931,7 +906,7 @@ def _exponent(number: float) -> int:
 
 
 def _inaccurate(duels: _Duels, ridge: float) -> ConvergenceError:
-    longest, heaviest = np.abs(duels.differences).max(), duels.weights.max()
+    longest, heaviest = float(np.abs(duels.differences).max()), float(duels.weights.max())
     return ConvergenceError(
         f"ridge={ridge:g} gives no accurate estimate with differences of features up to"
         f" {longest:.1e} and weights up to {heaviest:.1e}: scale the features to about 1, or use a"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from fldb_flower.environments.ratings import ID_LIMIT, one_line_errors, ratings_
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import Array, FloatArray, IntArray, namespace
 from fldb_flower.settings import MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS, Settings
+
+_Data: TypeAlias = tuple[FloatArray, FloatArray, str, dict[str, Any]]
+"""Features, ``F``, what the file contains, for error messages, and counts of ratings."""
 
 
 class MovieLens:
@@ -120,15 +123,6 @@ def item_features(likes: FloatArray, dimension: int) -> FloatArray:
     return features
 
 
-class _Data(NamedTuple):
-    """Features, ``F``, what the file contains, for error messages, and counts of ratings."""
-
-    features: FloatArray
-    feedback: FloatArray
-    found: str
-    counts: dict[str, Any]
-
-
 def _data(settings: Settings) -> _Data:
     file = ratings_file(Path(settings.environment.path).expanduser().absolute())
     version = file.stat().st_mtime_ns, file.stat().st_size
@@ -153,4 +147,4 @@ def _processed(file: Path, version: object, dimension: int, like: float | str) -
     features = item_features(likes[:MOVIELENS_DIMENSIONS], dimension)
     counts = {"liked": int(liked.sum()), "others": int((~liked).sum()), "rule": rule}
     feedback = likes[MOVIELENS_DIMENSIONS:]
-    return _Data(np.ascontiguousarray(features), feedback, found, counts)
+    return np.ascontiguousarray(features), feedback, found, counts

@@ -279,7 +279,7 @@ def test_parameters():
     assert repr(learner) == "DuelingBandit(ridge=2.0, selection='thompson')"
     assert learner.set_params(ridge=3.0, dimension=2) is learner
     assert learner.get_params() == {
-        "dimension": 2, "ridge": 3.0, "width": 0.75, "selection": "thompson",
+        "dimension": 2, "ridge": 3.0, "width": None, "selection": "thompson",
         "random_state": None, "scale": "auto", "half_life": None,
     }  # fmt: skip
     with pytest.raises(ValueError, match="'rigde' is not a parameter of DuelingBandit: must be"):

@@ -177,10 +177,10 @@ def test_the_server_expects_sums_of_weighted_answers_to_grow(old, new, half_life
     change = ShareUpload(4 * new, np.eye(D), np.zeros(D), np.zeros(len(VARIANCES)), 0.0, 0.0)
     weights = 0.5 ** (np.arange(old + new)[::-1] / half_life)
     expected = weights[old:].sum() / weights[:old].sum()
-    assert algorithm._growth(change, 4.0 * old) == pytest.approx(expected)
+    assert algorithm.growth(change, 4.0 * old) == pytest.approx(expected)
     assert algorithm.settings.total_weight(old + new) == pytest.approx(weights.sum())
     without = FLDBPersonal(chosen(**PRIVATE))
-    assert without._growth(change, 4.0 * old) == pytest.approx(new / old)
+    assert without.growth(change, 4.0 * old) == pytest.approx(new / old)
 
 
 # --- settings ------------------------------------------------------------------------------------

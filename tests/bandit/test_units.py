@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import fldb_flower as fldb
 from fldb_flower.bandit.features import Features
+from fldb_flower.errors import ConvergenceError
 
 
 def answered(n, d=3, seed=0):
@@ -119,12 +120,15 @@ def test_scales_can_be_given():
     ours = fldb.DuelingBandit(scale=scale).fit(x, y)
     plain = fldb.DuelingBandit(scale=None).fit(x / scale, y)
     assert ours.coef_ == pytest.approx(plain.coef_ / scale, rel=1e-9)
-    for wrong in ("car", [1.0], [1.0, 0.0, 1.0], [1.0, np.nan, 1.0], 3.0, [[1.0] * 3]):
+    for wrong in ("car", [1.0], [1.0, 0.0, 1.0], 3.0, [[1.0] * 3]):
         with pytest.raises(ValueError, match=r"^scale=.*: must be 'auto', None, or 3 numbers from"):
             fldb.DuelingBandit(scale=wrong).fit(x, y)
+    for scale, ridge, x in ((1e100, 1e100, 1e-100), (1e-100, 1e-100, 1e100)):
+        with pytest.raises(ConvergenceError, match="gives no accurate estimate with differences"):
+            fldb.DuelingBandit(scale=[scale], ridge=ridge).fit([[x]], [1])
     for wrong in (0, -1.0, "a", np.nan):
         with pytest.raises(ValueError, match=r"^half_life=.*: must be a number, above 0"):
-            fldb.DuelingBandit(half_life=wrong).fit(x, y)
+            fldb.DuelingBandit(half_life=wrong).fit([[1.0]], [1])
 
 
 @pytest.mark.parametrize("half_life", [None, 7.0])
@@ -185,11 +189,11 @@ def test_a_changed_taste_is_learned_with_a_half_life():
         proposed: [answers_until_the_sign_is_right(seed, 100, proposed, 150) for seed in range(20)]
         for proposed in (True, False)
     }
-    print(counts)
     assert np.median(counts[True]) <= 60
     assert np.median(counts[False]) <= 110
     for proposed in (True, False):
-        assert answers_until_the_sign_is_right(0, None, proposed, 300) == np.inf
+        without = [answers_until_the_sign_is_right(s, None, proposed, 300) for s in range(8)]
+        assert np.median(without) == np.inf
 
 
 CAFES = pd.DataFrame(
@@ -251,9 +255,9 @@ WITH_TEXT = CAFES.assign(wifi=["yes", "yes", "no", "yes"])
 WITH_NAN = CAFES.assign(price=[3.0, 4.0, np.nan, 5.0])
 REFUSED = {  # method, arguments of a learner of CAFES, the error
     "rank": [
-        ((CAFES.drop(columns="price"),), "arms: The feature names .* missing: price."),
-        ((CAFES.rename(columns={"price": "€"}),), "unseen at fit time: €. .* now missing: price."),
-        ((CAFES.assign(a=1, b=1),), "unseen at fit time: a, b.$"),
+        ((CAFES.drop(columns="price"),), "arms: The feature names .* missing: price$"),
+        ((CAFES.rename(columns={"price": "€"}),), "time: €. Feature .* missing: price$"),
+        ((CAFES.assign(a=1, b=1),), "unseen at fit time: a, b$"),
         ((CAFES.set_axis(["price", "price", "wifi"], axis=1),), "the columns .* different"),
         ((CAFES.set_axis(["price", 1, 2], axis=1),), "arms has the columns .* or none texts"),
         ((WITH_TEXT,), r"arms must contain numbers: it contains texts \(row Alma, column wifi\)"),

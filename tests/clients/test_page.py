@@ -203,22 +203,23 @@ def test_the_order_of_each_duel_is_random(page, start):
             break
         page.refresh()
     assert orders == {"a", "b"}
-    script = "return [...Array(4000)].filter(() => placed({first: 1})[0]).length"
+    script = """return [...Array(4000).keys()]
+      .filter((id) => placed({id: String(id), first: 1})[0]).length"""
     assert abs(page.execute_script(script) - 2000) < 5 * 31.6  # five standard deviations
-    script = """const duel = {first: 1, second: 2}; const [left] = placed(duel);
-      return [...Array(50)].every(() => placed(duel)[0] === left)"""
+    script = """const duel = {id: "a", first: 1, second: 2}; const [left] = placed(duel);
+      return ["a", "a~", "a~~"].every((id) => placed({...duel, id})[0] === left)"""
     assert page.execute_script(script)
 
 
-def twice_a_key(page):
-    """Press again 0.2 s after the next duel is shown, by the clock of the page."""
+def twice_a_key(page, side="left"):
+    """Press the left key 0.2 s after the next duel is shown, by the clock of the page."""
     page.execute_script("""
       const event = new KeyboardEvent("keydown", { key: "ArrowLeft" });
       const again = () => document.dispatchEvent(event);
       const pair = document.querySelector(".pair");
       const shown = new MutationObserver(() => { shown.disconnect(); setTimeout(again, 200); });
       shown.observe(pair, { attributes: true, attributeFilter: ["class"] })""")
-    press(page, "left")
+    press(page, side)
 
 
 def a_double_click(page):
@@ -254,6 +255,71 @@ def test_one_press_answers_one_duel(act, page, start):
     assert recorded(device.path).keys() == {duels[0]}
     press(page, "tie")
     wait_for_duel(page, "e", "f")
+
+
+EARLY = {
+    "loading": "A press was ignored: the next pair was not shown yet.",
+    "saving": "A press was ignored: your last answer was still being saved.",
+    "appeared": "A press was ignored: the pair had only just appeared.",
+}
+
+
+@pytest.mark.parametrize("phase", EARLY)
+def test_a_press_that_is_too_early_is_acknowledged_and_not_counted(phase, page, start):
+    """Replies are delayed in the page until the key was pressed."""
+    device = start()
+    first, _ = device.propose("a", "b"), device.propose("c", "d")
+    delay = """const wait = fetch; let release; window.held = new Promise((done) => release = done);
+      window.go = release;
+      window.fetch = async (path, ...rest) => {
+        if (window.slow?.test(path)) await window.held;
+        return wait(path, ...rest); };"""
+    slow = {"loading": "/next/", "saving": "/answer/"}.get(phase)
+    page.draw(f"0.9; {delay} window.slow = {slow or 'null'}")
+    page.get(device.url())
+    if phase != "loading":
+        wait_for_duel(page, "a", "b")
+        (twice_a_key if phase == "appeared" else press)(page, "left")
+    if phase != "appeared":
+        press(page, "right")
+    wait(lambda: texts(page, "#note") == [EARLY[phase]])
+    live = find(page, "[role=status]").get_attribute("textContent")
+    assert EARLY[phase] in live
+    assert ("A: c. B: d." in live) == (phase == "appeared")
+    assert recorded(device.path) == ({first: (1, 1.0)} if phase == "appeared" else {})
+    page.execute_script("window.go()")
+    shown = wait_for_duel(page, *("ab" if phase == "loading" else "cd"))
+    assert find(page, "#note").is_displayed()
+    assert texts(page, "#note") == [EARLY[phase]]
+    live = find(page, "[role=status]").get_attribute("textContent")
+    assert EARLY[phase] in live
+    assert live.endswith(f"A: {shown[0]}. B: {shown[1]}.")
+    answered = len(recorded(device.path))
+    press(page, "right")
+    wait_for_answered(page, answered + 1)
+    assert [y for _, y in recorded(device.path).values()] == [1.0] * answered + [0.0]
+    wait(lambda: texts(page, "#note") == [""])
+
+
+def test_no_answer_is_taken_while_a_picture_is_loading(page, start):
+    """The picture's host accepts connections, and sends nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as host:
+        device = start()
+        picture = f"https://127.0.0.1:{host.getsockname()[1]}/"
+        page.draw("0.9")
+        page.get(device.url())
+        wait_for_notice(page, "Nothing to answer now")
+        duel = device.propose({"image": picture}, "b")
+        wait(lambda: cards(page) == ["", "b"])
+        time.sleep(1.0)
+        press(page, "left")
+        wait(lambda: texts(page, "#note") == [EARLY["appeared"]])
+        assert recorded(device.path) == {}
+        wait_until_ready(page)  # after ten seconds
+        assert cards(page) == ["k1 (cannot be shown)", "b"]
+        press(page, "left")
+        wait_for_answered(page, 1)
+        assert recorded(device.path) == {duel: (1, 1.0)}
 
 
 def test_browser_shortcuts_do_not_answer_and_tab_and_enter_do(page, start):
@@ -326,7 +392,7 @@ def test_the_last_answer_is_undone_and_given_again(give, page, start):
     page.draw(0.9)
     page.get(device.url())
     wait_for_duel(page, "a", "b")
-    assert count(page, "#undo:not([hidden])") == 0
+    assert not find(page, "#undo").is_enabled()
     give(page, "left")
     wait_for_duel(page, "c", "d")
     assert recorded(device.path) == {first: (1, 1.0)}
@@ -338,7 +404,7 @@ def test_the_last_answer_is_undone_and_given_again(give, page, start):
     assert texts(page, "#note") == ["Your last answer was undone."]
     live = find(page, "[role=status]").get_attribute("textContent")
     assert live == "Your last answer was undone. Next: A: a. B: b."
-    assert count(page, "#undo:not([hidden])") == 0
+    assert not find(page, "#undo").is_enabled()
     give(page, "right")
     wait_for_answered(page, 1)
     assert list(recorded(device.path).values()) == [(1, 0.0)]
@@ -354,19 +420,82 @@ def test_the_last_answer_is_undone_and_given_again(give, page, start):
     assert console_messages(page) == []
 
 
+def test_undo_when_the_service_was_started_again_and_the_page_was_not(page, start):
+    device, (duel, _) = opened(page, start, "ab", "cd")
+    press(page, "left")
+    wait_for_duel(page, "c", "d")
+    device.stop()
+    device.start()
+    press(page, "undo")
+    wait_for_duel(page, "a", "b")
+    assert texts(page, "#note") == [UNDONE]
+    press(page, "tie")
+    wait_for_duel(page, "c", "d")
+    assert recorded(device.path) == {f"{duel}~": (1, 0.5)}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_undo_survives_a_reload(restarted, page, start):
+    device, (duel, _) = opened(page, start, "ab", "cd")
+    press(page, "left")
+    wait_for_duel(page, "c", "d")
+    if restarted:
+        device.stop()
+        device.start()
+    page.get("about:blank")
+    page.get(device.url())
+    wait_for_duel(page, "c", "d")
+    wait(find(page, "#undo").is_enabled)
+    press(page, "undo")
+    wait_for_answered(page, 0)
+    assert recorded(device.path) == {}
+    assert not find(page, "#undo").is_enabled()
+    if restarted:  # texts are deleted with the answer, and only the service's memory had them
+        assert texts(page, "#note") == [
+            f"{UNDONE} Its pair is no longer known, and is not shown again."
+        ]
+        assert wait_for_duel(page, "c", "d")
+        return
+    assert texts(page, "#note") == [UNDONE]
+    wait_for_duel(page, "a", "b")
+    page.refresh()  # also before it is answered again
+    _, right = wait_for_duel(page, "a", "b")
+    press(page, "right")
+    wait_for_duel(page, "c", "d")
+    assert recorded(device.path) == {f"{duel}~": (1, float(right == "a"))}
+
+
+UNDONE = "Your last answer was undone."
+
+
+@pytest.mark.parametrize("width", ["wide", "phone"])
+def test_the_button_for_undo_has_its_place_from_the_start(width, page, start):
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", WIDTHS[width])
+    opened(page, start, "ab", "cd", "ef")
+    places = []
+    for side in ("left", "undo", "left", "skip", None):
+        wait(lambda: texts(page, "#learned:not([hidden])"))
+        places.append([box(page, name)["top"] for name in ("#undo", "#progress")])
+        if side:
+            twice_a_key(page, side)
+            wait(lambda: texts(page, "#note")[0].startswith("A press was ignored: "))
+            wait_until_ready(page)
+    assert np.allclose(places, places[0], atol=0.5)  # pixels
+
+
 def test_an_uploaded_answer_cannot_be_undone(page, start):
     device, duels = opened(page, start, "ab", "cd", "ef")
     press(page, "tie")
     wait_for_duel(page, "c", "d")
     device.agent.store.cut(0, 1)
     wait(lambda: texts(page, "#note") == [UPLOADED])
-    assert count(page, "#undo:not([hidden])") == 0
+    assert not find(page, "#undo").is_enabled()
     press(page, "undo")
     time.sleep(0.3)
     assert recorded(device.path) == {duels[0]: (1, 0.5)}
     press(page, "tie")
     wait_for_duel(page, "e", "f")
-    wait(lambda: count(page, "#undo:not([hidden])") == 1)
+    wait(find(page, "#undo").is_enabled)
     page.execute_script("drawStatus = () => {}")  # the page does not know of the upload in time
     device.agent.store.cut(1, 1)
     press(page, "undo")
@@ -458,6 +587,11 @@ def test_answers_and_undoing_are_repeated_while_the_service_is_down(page, start)
     wait_for_notice(page, "The service does not answer")
     wait_for_notice(page, "Your answer is kept in this page")
     press(page, "left")  # too late
+    wait(
+        lambda: (
+            texts(page, "#note") == ["A press was ignored: your last answer was still being saved."]
+        )
+    )
     device.start()
     wait_for_answered(page, 1)
     assert recorded(device.path) == {duel: (1, 0.0)}
@@ -525,17 +659,24 @@ def test_progress_and_the_estimate_are_shown(page, start):
     wait(lambda: texts(page, "dd") == ["1", "1", "3 minutes ago"])
     wait(lambda: count(page, "#bars li") == 8)
     assert texts(page, "#bars .name") == [f"Feature {i}" for i in (2, 4, 3, 9, 8, 6, 10, 1)]
+    margin = 1.96 * 2 / 50**0.5  # the square root of 4 / 50 is the deviation of each weight
     assert texts(page, "#bars .value") == [
-        *("−2.00", "+1.00", "+0.50", "+0.40", "+0.30", "+0.25", "−0.20", "+0.10"),  # noqa: RUF001
+        f"{value} ± {margin:.2f}"
+        for value in ("−2.00", "+1.00", "+0.50", "+0.40", "+0.30", "+0.25", "−0.20", "+0.10")  # noqa: RUF001
     ]
+    said = texts(page, "#bars .unseen")
+    assert said[0] == "−2.00, 95 % interval from −2.55 to −1.45"  # noqa: RUF001
+    assert said[-1] == "+0.10, 95 % interval from −0.45 to +0.65"  # noqa: RUF001
     assert "1,234 answers" in texts(page, "#learned-note")[0]
     boxes = page.execute_script("""return [...document.querySelectorAll("#bars li")].map((row) => {
-      const [track, bar] = [".track", ".bar"]
+      const [track, bar, line] = [".track", ".bar", ".interval"]
         .map((name) => row.querySelector(name).getBoundingClientRect());
-      return [bar.left, bar.right].map((x) => (x - track.left) / track.width - 0.5); })""")
+      return [bar.left, bar.right, line.left, line.right]
+        .map((x) => (x - track.left) / track.width - 0.5); })""")
     values = [-2, 1, 0.5, 0.4, 0.3, 0.25, -0.2, 0.1]
-    expected = [sorted([0, value / 4]) for value in values]  # the largest fills half the track
-    assert np.allclose(boxes, expected, atol=0.005)
+    most = 2 * (2 + margin)  # the end of the longest interval is at the edge
+    expected = [[*sorted([0, v]), v - margin, v + margin] for v in values]
+    assert np.allclose(np.multiply(boxes, most), expected, atol=0.02)
 
 
 @pytest.fixture
@@ -560,11 +701,21 @@ def test_features_have_names_and_arms_are_ranked(page, trains):
     with PreferenceAgent(trains.path) as agent:  # prefers short trips, then cheap ones
         duel = agent.propose([[0.0, 1.0], [0.0, -1.0]])
         agent.record(duel.id, "second" if duel.first == 0 else "first")
+        arms = trains.options["catalogue"].features
+        shares = 100 * agent.against_average(arms)[agent.favourites(arms)]
     wait(lambda: count(page, "#favourites:not([hidden]) li") == 3)
     best = texts(page, "#best .label")
     assert best == ["fast", "slow", "Sleep in a bed"]
     assert texts(page, "#best .words .muted") == ["price 90, time 2", "price 20, time 5.5"]
     assert texts(page, "#favourites-title") == ["Your favourites so far"]
+    assert texts(page, "#best .value") == [
+        f"{p:.0f} % ({low:.0f}–{high:.0f} %)"  # noqa: RUF001
+        for p, low, high in shares
+    ]
+    assert texts(page, "#best .unseen") == [
+        f", preferred in {p:.0f} %, 95 % interval from {low:.0f} to {high:.0f} %"
+        for p, low, high in shares
+    ]
     assert texts(page, "#bars .name") == ["time"]  # the weight of the price is 0
     note = "From your 1 answer. Each answer counts at once."
     assert texts(page, "#learned-note") == [note]

@@ -493,20 +493,21 @@ def test_status_by_hand(path):
     now = [100.0]
     of_broadcast = dict.fromkeys(("theta", "round", "duels", "received"))
     of_device = {"open": 0, "answered": 0, "counted": 0, "sent": 0, "needed": None}
-    nothing = {**of_device, "dimension": None, **of_broadcast}
+    nothing = {**of_device, "undoable": None, "dimension": None, **of_broadcast}
     with PreferenceAgent(path, clock=lambda: now[0], expire_after=50.0) as agent:
         assert agent.status() == nothing
         duels = [agent.propose([A, B]).id for _ in range(4)]
         agent.record_many([(duels[0], "first"), (duels[1], "tie")])
         now[0] = 120.0
         agent.propose([A, B])
-        assert agent.status() == {**nothing, "open": 3, "answered": 2, "dimension": 2}
+        last = {"undoable": duels[1], "dimension": 2}
+        assert agent.status() == {**nothing, "open": 3, "answered": 2, **last}
         synchronize(agent, [0.5, -1], np.eye(2), duels=77, received=119.0, counted=1)
         now[0] = 160.0  # two of the three have expired
         status = agent.status()
         known = {"theta": [0.5, -1.0], "round": 3, "duels": 77, "received": 119.0}
         counts = {"open": 1, "answered": 2, "counted": 1, "sent": 1, "needed": None}
-        assert status == {**counts, "dimension": 2, **known}
+        assert status == {**counts, **last, **known}
         assert json.loads(json.dumps(status)) == status
 
 

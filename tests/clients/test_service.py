@@ -162,8 +162,8 @@ def test_status_rankings_and_predictions_follow_the_last_broadcast(client, path,
     """Theta = (2, -1): rewards 0, 2 and 6; the standard deviations are 2 / sqrt(50)."""
     state: dict[str, Any] = {
         "open": 0, "answered": 0, "counted": 0, "sent": 0, "needed": None,
-        "dimension": None, "theta": None, "round": None, "duels": None, "received": None,
-        "secure": False, "privacy": None,
+        "undoable": None, "dimension": None, "theta": None, "round": None, "duels": None,
+        "received": None, "secure": False, "privacy": None,
     }  # fmt: skip
     assert client.get("/status").json() == state
     answer(client, propose(client)["id"], "first")
@@ -261,6 +261,41 @@ def test_an_answer_is_undone_and_given_again(client, path):
     assert recorded(path) == {one: (1, 1.0), again: (2, 0.0)}
 
 
+def test_a_duel_that_was_shown_is_shown_again_first_after_undo(client, path):
+    """As long as the service runs: no file has its texts after the answer."""
+
+    def undoable() -> str | None:
+        return client.get("/status").json()["undoable"]
+
+    texts = [[{"text": f"{name} {arm}"} for arm in range(3)] for name in ("one", "other")]
+    one, other = (propose(client, keys=["a", "b", "c"], contents=each)["id"] for each in texts)
+    shown = client.get("/duels/next").json()
+    assert (shown["id"], undoable()) == (one, None)
+    answer(client, one, "first")
+    assert undoable() == one
+    assert client.get("/duels/next").json()["id"] == other
+    files = b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
+    assert (b"one 0" in files, b"other 0" in files) == (False, True)
+    again = client.delete(f"/duels/{one}/answer").json()["id"]
+    assert undoable() is None
+    reply = client.get("/duels/next").json()
+    assert [reply["id"], reply["first"], reply["second"]] == [
+        again,
+        shown["first"],
+        shown["second"],
+    ]
+    answer(client, again, "second")
+    with DuelStore(path) as store:
+        assert store.cut(0, 1) == 1
+    assert undoable() is None
+    client.get("/duels/next")
+    answer(client, other, "tie")
+    assert undoable() == other
+    client.delete("/answers")
+    assert undoable() is None
+    assert client.app.state.device.shown == {}
+
+
 def test_a_skipped_duel_is_no_answer_and_another_follows(client, path):
     duel = propose(client)
     reply = client.delete(f"/duels/{duel['id']}")
@@ -317,11 +352,18 @@ def test_favourites_are_the_best_arms_and_none_at_first(trains, path, idle):
         duel = agent.propose([[0.0, 0.0], [1.0, 1.0]]).id
         agent.record(duel, "tie")
         assert trains.get("/favourites").json() == []  # nothing is preferred to anything
-        theta, information = np.array([-1.0, -10.0]), np.array([50.0, 0.0, 50.0])
+        theta, information = np.array([-0.01, -0.1]), np.array([1e4, 0.0, 1e4])
         agent.store.synchronize(Synchronization(123.5, 4, 1, 77, theta, information, {}))
-    best = trains.get("/favourites").json()  # rewards -75, -110 and -150
+    best = trains.get("/favourites").json()  # rewards -0.75, -1.1 and -1.5
     assert [arm["key"] for arm in best] == ["slow", "fast", "night, with bed"]
-    assert best[1] == arm_of("fast", "fast", features=named(price=90, time=2))
+    # The average arm has price 170 / 3 and time 5.5. The deviation of a reward is twice the length
+    # of the difference, divided by the square root of 1e4.
+    logit, length = -1.1 + 17 / 30 + 0.55, math.hypot(90 - 170 / 3, 2 - 5.5)
+    ends = [logit + sign * 1.96 * 2 * length / 100 for sign in (0, -1, 1)]
+    shares = [best[1].pop(name) for name in ("preferred", "low", "high")]
+    assert shares == pytest.approx([1 / (1 + math.exp(-z)) for z in ends])
+    assert best.pop(1) == arm_of("fast", "fast", features=named(price=90, time=2))
+    best = trains.get("/favourites").json()
     assert trains.get("/favourites?most=1").json() == best[:1]
     problem(trains.get("/favourites?most=0"), 422, "most")
     problem(trains.get("/favourites?most=101"), 422, "most")

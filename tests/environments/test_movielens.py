@@ -387,12 +387,12 @@ def test_likes_alone_and_as_zero_or_one(tmp_path, ratings):
 
 def test_the_threshold_of_other_scales_is_the_mean_of_the_person():
     """By hand: the means are 4, 55 and 0.1; a person with one value likes nothing more."""
-    users, stars = np.array([0, 1, 0, 1, 2, 2, 2]), np.array([1.0, 10, 7, 100, 0.1, 0.1, 0.1])
+    users, stars = np.array([0, 1, 0, 1] + [2] * 10), np.array([1.0, 10, 7, 100] + [0.1] * 10)
     given = Ratings(users, users, stars)
     liked, rule = given.liked("auto")
-    assert liked.tolist() == [False, False, True, True, False, False, False]
+    assert liked.tolist() == [False, False, True, True] + [False] * 10  # 0.1 ten times, rounded
     assert rule == "above the person's mean"
-    assert given.liked(7.0)[0].tolist() == [False, True, False, True, False, False, False]
+    assert given.liked(7.0)[0].tolist() == [False, True, False, True] + [False] * 10
     for values, rule in (
         ([0, 1, 1], "above 0.5"),
         ([1, 1, 1], "above 0.5"),
