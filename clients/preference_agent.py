@@ -203,8 +203,7 @@ class PreferenceAgent:
 
         The selection uses the last broadcast and all answers on this device: with FLDB-Personal
         and before the first broadcast, the person's own theta; with FLDB-ONS and FLDB-OGD,
-        theta_sync, and W with the answers that are not yet in it.
-        ``clients.selection.PairSelector`` describes the rules.
+        theta_sync, and W with the answers that are not yet in it (``clients.selection``).
 
         Parameters
         ----------
@@ -233,7 +232,9 @@ class PreferenceAgent:
         first, second = selector.select(arms)
         difference = arms[first] - arms[second]
         predicted = selector.predict(difference) if selector.is_informed else None
-        pair = (None, None) if names is None else (names[first], names[second])
+        pair: tuple[str | None, str | None] = (None, None)
+        if names is not None:
+            pair = names[first], names[second]
         proposal = self.store.propose(
             difference,
             np.nan if predicted is None else predicted,
