@@ -95,6 +95,9 @@ class Weights:
         Names of the features, if they have names.
     own : bool
         True: the person's own theta, which each answer changes at once. False: the server's.
+    scales : list of float
+        A typical deviation of each feature. A weight times its scale does not depend on the unit of
+        the feature.
 
     Examples
     --------
@@ -102,13 +105,14 @@ class Weights:
 
     >>> from clients.preference_agent import PreferenceAgent
     >>> PreferenceAgent("duels.db").explain()
-    Weights(weights=[], deviations=[], names=None, own=True)
+    Weights(weights=[], deviations=[], names=None, own=True, scales=[])
     """
 
     weights: list[float]
     deviations: list[float]
     names: list[str] | None
     own: bool
+    scales: list[float]
 
 
 class PreferenceAgent:
@@ -361,8 +365,8 @@ class PreferenceAgent:
         array([0.5, 0.5])
         """
         arms = check_features(features)
-        learner = self._current(arms.shape[1]).learner
-        centred = arms - arms.mean(axis=0)
+        selector = self._current(arms.shape[1])
+        learner, centred = selector.learner, selector.features.scaled(arms - arms.mean(axis=0))
         logits, margins = centred @ learner.theta, 1.96 * learner.deviations(centred)
         ends = np.stack([logits, logits - margins, logits + margins], axis=1)
         probabilities: FloatArray = logistic(ends)
@@ -392,11 +396,12 @@ class PreferenceAgent:
         """
         dimension, names = self.store.dimension, self.store.feature_names
         if dimension is None:
-            return Weights([], [], names, own=True)
+            return Weights([], [], names, own=True, scales=[])
         selector = self._current(dimension)
-        learner, per_unit = selector.learner, selector.features.per_unit
-        weights, deviations = per_unit(learner.theta), per_unit(learner.deviations())
-        return Weights(weights.tolist(), deviations.tolist(), names, selector.is_own)
+        learner, features = selector.learner, selector.features
+        numbers = (features.per_unit(learner.theta), features.per_unit(learner.deviations()))
+        weights, deviations, scales = (each.tolist() for each in (*numbers, features.scales))
+        return Weights(weights, deviations, names, selector.is_own, scales)
 
     def forget(self) -> Forgotten:
         """Remove all open duels and answers from this device.

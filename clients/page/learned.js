@@ -56,18 +56,19 @@ function withMargin(value, margin) {
   return inBoth(`${signed(value)} ± ${text(margin)}`, signed(value) + interval);
 }
 
-/** Draw the largest components of theta as a list with numbers and bars, and their 95 % intervals. */
-function drawWeights({ weights, deviations, names }) {
+/** Draw the largest components of theta, times the scales of features, with their 95 % intervals. */
+function drawWeights({ weights: perUnit, deviations, names, scales }) {
+  const weights = perUnit.map((weight, index) => weight * scales[index]);
   const most = weights.reduce((found, value) => Math.max(found, Math.abs(value)), 0);
   const largest = weights
-    .map((value, index) => ({ value, margin: DEVIATIONS * deviations[index], name: names ? names[index] : `Feature ${index + 1}` }))
+    .map((value, index) => ({ value, margin: DEVIATIONS * deviations[index] * scales[index], name: names ? names[index] : `Feature ${index + 1}` }))
     .filter(({ value }) => Math.abs(value) > ROUNDING * most)
     .sort((a, b) => Math.abs(b.value) - Math.abs(a.value))
     .slice(0, BARS);
   const scale = Math.max(...largest.map(({ value, margin }) => Math.abs(value) + margin));
   byId("weights").hidden = !largest.length;
   byId("weights-note").textContent =
-    "To the right: more of the feature is preferred. To the left: less of it is preferred. ± and lines: 95 % intervals." +
+    "What a typical difference counts. To the right: more of the feature is preferred. To the left: less of it is preferred. ± and lines: 95 % intervals." +
     (weights.length > BARS ? ` The largest ${BARS} of ${weights.length} weights are shown.` : "");
   byId("bars").replaceChildren(...largest.map(({ value, margin, name }) => {
     const row = element("li", "");

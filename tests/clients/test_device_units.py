@@ -36,6 +36,8 @@ def live(path, units, *, purpose="suggest", duels=12, seed=0):
         known = agent.explain()
         numbers = [agent.predict(arm * units, arms[0] * units) for arm in arms]
         numbers += [*(np.array(known.weights) * units), *(np.array(known.deviations) * units)]
+        numbers += [*(np.array(known.weights) * known.scales)]
+        numbers += agent.against_average(arms * units).ravel().tolist()
         return seen, agent.rank(arms * units), np.array(numbers)
 
 
