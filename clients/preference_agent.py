@@ -327,17 +327,21 @@ class PreferenceAgent:
         Arms are sorted by ``theta . x``. Equal arms keep their order. The estimate is that of
         :meth:`propose`.
         """
-        table = self._table(features)
-        order: list[int] = np.argsort(-self._rewards(table.numbers), kind="stable").tolist()
-        return order if table.labels is None else [table.labels[arm] for arm in order]
+        return self._ranked(self._table(features))[0]
 
     def favourites(self, features: ArrayLike, most: int = 5) -> list[Any]:
         """Return the indices, or labels, of the ``most`` best arms, best first.
 
         Unlike :meth:`rank`, it returns none if the arms are predicted to be equally good.
         """
-        rewards = self._rewards(self._table(features).numbers)
-        return self.rank(features)[:most] if np.ptp(rewards) > 0 else []
+        order, rewards = self._ranked(self._table(features))
+        return order[:most] if np.ptp(rewards) > 0 else []
+
+    def _ranked(self, table: Table) -> tuple[list[Any], FloatArray]:
+        """Return the indices or labels of arms, best first, and the rewards of the arms."""
+        rewards = self._rewards(table.numbers)
+        order: list[int] = np.argsort(-rewards, kind="stable").tolist()
+        return order if table.labels is None else [table.labels[arm] for arm in order], rewards
 
     def _table(self, features: Any) -> Table:
         return read_table(features, self.store.feature_names)
