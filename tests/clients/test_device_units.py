@@ -65,6 +65,7 @@ def test_centimetres_change_nothing(tmp_path):
     metres = live(tmp_path / "m.db", np.ones(D), duels=30)
     centimetres = live(tmp_path / "cm.db", np.array([1.0, 100.0, 1.0]), duels=30)
     assert metres[:2] == centimetres[:2]
+    np.testing.assert_allclose(metres[2], centimetres[2], rtol=1e-9, atol=1e-12)
 
 
 def stored(path, name):
