@@ -186,9 +186,11 @@ def watching_signals(on_signal: Callable[[int], None]) -> Iterator[None]:
         return
 
     def watch() -> None:
-        while number := os.read(reader, 1):
+        while (number := os.read(reader, 1)) != end:
             if number[0] in SIGNALS:
                 on_signal(number[0])
+
+    end = bytes(1)  # closing the writer does not end the thread: forked processes have copies of it
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -199,8 +201,9 @@ def watching_signals(on_signal: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(writer)  # ends the thread
+        os.write(writer, end)
         thread.join()
+        os.close(writer)
         os.close(reader)
 
 

@@ -69,7 +69,7 @@ def wait_for_handlers(process):
 
 def ends_in_one_line(process, number):
     """Allow at most one line after the measurements of a benchmark."""
-    out, error = process.communicate(timeout=300)
+    out, error = process.communicate(timeout=120)
     assert process.returncode == 128 + number, (out, error)
     lines = [line for line in error.splitlines(keepends=True) if not line.startswith("{'")]
     assert len(lines) <= 1, error
@@ -121,6 +121,22 @@ def test_a_second_signal_ends_a_run_or_a_sweep_at_once_with_one_line(start, tmp_
             wait_until(lambda: list(tmp_path.glob(f"{folder}/{file}")), process)  # noqa: B023
             process.send_signal(signal.SIGINT)
         assert re.search(kept, ends_in_one_line(process, signal.SIGINT))
+
+
+def test_a_signal_while_a_process_is_forked_ends_the_run(start, tmp_path):
+    """The exception arrives before the parent has stored the new process."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "fork = os.fork\n"
+        "def interrupted():\n"
+        "    if process := fork():\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return process\n"
+        "os.fork = interrupted\n"
+    )
+    words = ("engine.workers=2", "hydra.run.dir=DIR/run", *LONG_ROUNDS)
+    process = start("simulations.run", *words, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert ends_in_one_line(process, signal.SIGINT).startswith("stopped at once: nothing was saved")
 
 
 @pytest.mark.parametrize("sweep", [(), ("-m",)])
