@@ -261,7 +261,7 @@ def _of_shares(  # noqa: PLR0917
     largest = min(changing / variance, _product(total, longest**2 / 4.0))
     yield "the largest eigenvalue of the change of M", values[-1], largest
     yield "the negative of the smallest eigenvalue of the change of M", -values[0], largest
-    radius = longest_shift(len(upload.shift), ridge * scale, variance)  # r
+    radius = longest_shift(len(upload.shift), ridge * scale) / variance  # r
     each = longest + longest**2 / 4.0 * radius * variance
     length = float(np.linalg.norm(upload.shift))
     most = 2.0 * min(changing * radius, _product(total, each))

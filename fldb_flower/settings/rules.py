@@ -115,7 +115,7 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("alpha step_index projection_center projection_radius", "fldb_ogd"),
         ("solver gd_steps gd_step_size", "fldb_gd"),
         ("ons_width", "fldb_ons"),
-        ("personal_variance", "fldb_personal"),
+        ("personal_variance personal_structure", "fldb_personal"),
         ("ons_ridge", "fldb_ons", *["fldb_ogd"] * is_private),  # the first step of FLDB-OGD
     ):
         yield names, this if is_own and name not in own else ""
@@ -210,6 +210,13 @@ def _algorithm_problems(settings: Settings) -> Problems:
         reason = "the others need every device in every round, or no server"
         names = f"must be one of {', '.join(online)} with mode=devices"
         yield f"algorithm={name!r}", f"{names}: {reason}"
+    if settings.personal_structure == "learned" and name == "fldb_personal":
+        if settings.personal_variance != AUTO:
+            value = f"personal_variance={settings.personal_variance:g}"
+            yield value, "personal_structure=learned estimates v: use personal_variance=auto"
+        if settings.is_private:
+            reason = "not with privacy.epsilon: use personal_structure=isotropic or auto"
+            yield "personal_structure='learned'", reason
     if settings.matrix_form != "full":
         reason = {
             "personal": "needs full matrices; use matrix_form=full",
