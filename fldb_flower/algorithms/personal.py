@@ -18,7 +18,6 @@ from fldb_flower.bandit.estimate import (
     num_hypotheses,
     scale_of,
 )
-from fldb_flower.errors import CheckpointError
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, ShareUpload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.linear import solve
@@ -132,7 +131,8 @@ class FLDBPersonal(Algorithm):
         scale = float(scale_of(squares / max(answers, 1.0)))
         ridge = self.settings.personal_ridge * scale
         if change.scatter is not None:
-            extra, variance, least = self._structure(change, precision, scale, answers / members)
+            each = answers / max(members, 1.0)
+            extra, variance, least = self._structure(change, precision, scale, each)
         else:
             known = losses
             if extra:
@@ -152,7 +152,7 @@ class FLDBPersonal(Algorithm):
         self, change: ShareUpload, precision: Array, scale: float, answers: float
     ) -> tuple[State, float, float]:
         """Return the arrays of the learned V, v, and the smallest eigenvalue of V."""
-        arrays, members = self.arrays, float(self.arrays["offered"][2]) + change.members
+        arrays, members = self.arrays, max(float(self.arrays["offered"][2]) + change.members, 1.0)
         scatter = arrays["scatter"] + change.scatter
         curvature = (1.0 - 1.0 / members) * precision
         covariance = next_covariance(self.prior.covariance(), curvature / scale, scatter / scale)
@@ -199,14 +199,6 @@ class FLDBPersonal(Algorithm):
         known = self.settings.personal_variance
         value = mean_variance(losses, answers) if known == AUTO else float(known) * scale
         return max(value, self._least)
-
-    def restore(self, state: State) -> None:
-        """Resume, unless the state is that of another ``personal_structure``."""
-        if self.arrays.keys() - state.keys():
-            raise CheckpointError(
-                "the checkpoint has no directions: personal_structure=isotropic resumes it"
-            )
-        super().restore(state)
 
     def remedy(self) -> str:
         """Return the setting of the ridge."""

@@ -155,6 +155,18 @@ class ShareChange(NamedTuple):
     members: Any  # of the number of agents with a share; 1 for each that has one
     scatter: Array | None = None  # if V is learned: of the sum of G_i, (d, d)
 
+    def converted(self, hypotheses: int) -> ShareChange:
+        """Return it with 11 log losses and no scatter, or with 55 and one.
+
+        11 log losses are those of each rho, since they prefer none.
+        """
+        if len(self.losses) == hypotheses:
+            return self
+        if hypotheses == len(VARIANCES):
+            return self._replace(losses=self.losses[len(MIXES) - 1 :: len(MIXES)], scatter=None)
+        losses = np.repeat(self.losses, len(MIXES))
+        return self._replace(losses=losses, scatter=np.zeros_like(self.precision))
+
 
 def mean_squared_length(features: Array) -> Array:
     """Return the mean squared length of the differences of arms: (rows, K, d) -> (rows,)."""
