@@ -95,8 +95,8 @@ def _is(kind: str, least: float, most: float) -> str:
 
 
 def _floats(*counts: int) -> str:
-    lengths = ", ".join(str(8 * count) for count in counts)
-    return f"typeof({{0}}) = 'blob' AND length({{0}}) IN ({lengths})"
+    lengths = " OR ".join(f"length({{0}}) = {8 * count}" for count in counts)
+    return f"typeof({{0}}) = 'blob' AND {lengths if len(counts) == 1 else f'({lengths})'}"
 
 
 def _json(condition: str) -> str:

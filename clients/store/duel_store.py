@@ -735,7 +735,9 @@ class DuelStore(Database):
         chosen, prior = json.loads(parameters), None
         if packed is not None:
             d = theta.size
-            shift, (variance, scale), mix, shape = np.split(np.frombuffer(packed), [d, d + 2, d + 3])
+            shift, (variance, scale), mix, shape = np.split(
+                np.frombuffer(packed), [d, d + 2, d + 3]
+            )
             prior = CommonPrior(unpack_symmetric(information, d), shift, variance, scale)
             if shape.size:
                 prior = prior._replace(shape=unpack_symmetric(shape, d), mix=float(mix[0]))

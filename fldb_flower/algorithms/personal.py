@@ -11,7 +11,6 @@ from fldb_flower.algorithms.schedules import Round
 from fldb_flower.algorithms.structure import kept, mean_mixture, next_covariance, shape_of
 from fldb_flower.bandit.estimate import (
     START,
-    VARIANCES,
     CommonPrior,
     first_prior,
     mean_variance,

@@ -278,8 +278,9 @@ class PersonalPolicy(Policy):
             arrays = part_of(state, name).items()
             shares = ShareChange(**{key: make(np.array(array)) for key, array in arrays})
             setattr(self, f"_{name}", shares)
-        prior = part_of(state, "prior").items()
-        self._prior = CommonPrior(**{key: each if each.ndim else float(each) for key, each in prior})
+        prior: dict[str, Any] = {**part_of(state, "prior")}
+        prior |= {name: float(each) for name, each in prior.items() if not each.ndim}
+        self._prior = CommonPrior(**prior)
         own = part_of(state, "own")
         self._sent_after, self._offers, known = (int(number) for number in own["after"])
         self._losses, self._squares = make(np.array(own["losses"])), make(np.array(own["squares"]))

@@ -162,8 +162,8 @@ Problems = Iterator[tuple[str, str]]
 def check_together(settings: Settings, source: str) -> None:
     """Raise a SettingsError if two settings are incompatible."""
     checks = (
-        _engine_problems, _algorithm_problems, _environment_problems, _secure_problems,
-        _privacy_problems,
+        _engine_problems, _algorithm_problems, _structure_problems, _environment_problems,
+        _secure_problems, _privacy_problems,
     )  # fmt: skip
     for setting, reason in (problem for check in checks for problem in check(settings)):
         raise SettingsError(f"{setting} (from {source}): {reason}")
@@ -210,13 +210,6 @@ def _algorithm_problems(settings: Settings) -> Problems:
         reason = "the others need every device in every round, or no server"
         names = f"must be one of {', '.join(online)} with mode=devices"
         yield f"algorithm={name!r}", f"{names}: {reason}"
-    if settings.personal_structure == "learned" and name == "fldb_personal":
-        if settings.personal_variance != AUTO:
-            value = f"personal_variance={settings.personal_variance:g}"
-            yield value, "personal_structure=learned estimates v: use personal_variance=auto"
-        if settings.is_private:
-            reason = "not with privacy.epsilon: use personal_structure=isotropic or auto"
-            yield "personal_structure='learned'", reason
     if settings.matrix_form != "full":
         reason = {
             "personal": "needs full matrices; use matrix_form=full",
@@ -227,6 +220,17 @@ def _algorithm_problems(settings: Settings) -> Problems:
             reason = f"with solver=newton needs full Hessians, of d^2 numbers; {remedy}"
         if reason:
             yield f"matrix_form={settings.matrix_form!r}", f"algorithm={name} {reason}"
+
+
+def _structure_problems(settings: Settings) -> Problems:
+    if settings.personal_structure != "learned" or settings.algorithm != "fldb_personal":
+        return
+    if settings.personal_variance != AUTO:
+        value = f"personal_variance={settings.personal_variance:g}"
+        yield value, "personal_structure=learned estimates v: use personal_variance=auto"
+    if settings.is_private:
+        remedy = "use personal_structure=isotropic or auto"
+        yield "personal_structure='learned'", f"not with privacy.epsilon: {remedy}"
 
 
 def _environment_problems(settings: Settings) -> Problems:
