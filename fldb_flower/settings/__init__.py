@@ -75,6 +75,10 @@ class EnvironmentSettings(Checked, group="environment"):
 
     :name: Source of arms and preferences.
     :sigma: Heterogeneity (synthetic, changing): agent i has theta_i = theta + N(0, sigma^2 I).
+    :directions: synthetic, changing, with a sigma: number r of directions in which agents differ,
+        with the same total variance, of which 0.5% is in all directions; 0: all.
+    :clusters: synthetic, changing, with a sigma: number C of groups of agents with the same
+        theta_i = theta + N(0, sigma^2 I); each agent is in a random one; 0: no groups.
     :change: changing: what theta does at change_at: flip, it changes its sign; redraw, it is drawn
         again from N(0, I).
     :change_at: changing: the first iteration with the changed theta; 0: none; auto: horizon / 2 +
@@ -97,6 +101,8 @@ class EnvironmentSettings(Checked, group="environment"):
 
     name: str = setting("synthetic", ENVIRONMENTS)
     sigma: float = setting(0.0, Limits(0, MAX_SIGMA))
+    directions: int = setting(0, Limits(0, MAX_DIMENSION))
+    clusters: int = setting(0, Limits(0, 10_000_000))
     change: str = setting("flip", ("flip", "redraw"))
     change_at: int | str = setting(AUTO, FROM_ZERO)
     drift: float = setting(0.0, Limits(0, MAX_SIGMA))

@@ -73,7 +73,7 @@ def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "schedule.ratio", other("schedule.name", "geometric")
     if values.get("environment.name") in ENVIRONMENTS.keys() - ENVIRONMENTS.added:
         for names, *valid in (
-            ("environment.sigma", *NORMAL),
+            ("environment.sigma environment.directions environment.clusters", *NORMAL),
             ("environment.change environment.change_at environment.drift", "changing"),
             ("environment.path", "movielens", "duels"),
             ("environment.users environment.like", "movielens"),
@@ -228,6 +228,8 @@ def _environment_problems(settings: Settings) -> Problems:
         value = getattr(environment, own)
         if name != owner and value != getattr(type(environment), own):
             yield f"environment.{own}={value!r}", f"needs environment={owner}, not {name}"
+    if name in NORMAL:
+        yield from _group_problems(settings)
     if name != "movielens":
         return
     for key, most, reason in (
@@ -239,6 +241,20 @@ def _environment_problems(settings: Settings) -> Problems:
     if not environment.path:
         reason = "set it to the downloaded MovieLens ratings, a file, a folder or the zip"
         yield "environment.path is empty", reason
+
+
+def _group_problems(settings: Settings) -> Problems:
+    """Yield what is wrong with how simulated agents differ."""
+    chosen = settings.environment
+    for own, most in (("directions", "dimension"), ("clusters", "num_agents")):
+        given = f"environment.{own}={(number := getattr(chosen, own))}"
+        if number > (limit := getattr(settings, most)):
+            yield given, f"must be at most {most}={limit}"
+        if number and not chosen.sigma:
+            yield given, "needs environment.sigma above 0: without it, agents do not differ"
+    if chosen.directions and chosen.clusters:
+        reason = "agents in clusters differ in all directions; use environment.directions=0"
+        yield f"environment.clusters={chosen.clusters}", reason
 
 
 def _secure_problems(settings: Settings) -> Problems:
