@@ -119,6 +119,9 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("ons_ridge", "fldb_ons", *["fldb_ogd"] * is_private),  # the first step of FLDB-OGD
     ):
         yield names, this if is_own and name not in own else ""
+    fixed = "privacy.epsilon" if is_private else "personal_variance"
+    if values.get(fixed, AUTO) not in {AUTO, NONE}:  # V is v I then
+        yield "personal_structure", f"{fixed}={values[fixed]:g}"
     yield "gd_steps gd_step_size", other("solver", "gd")
     yield "ons_width", other("beta_scale", AUTO)
     # W_sync and beta_t, by which agents select; FLDB-ONS uses them with a beta_scale.
