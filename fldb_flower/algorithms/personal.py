@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.algorithms.structure import kept, mean_mixture, next_covariance, shape_of
+from fldb_flower.bandit.directions import directions_of
 from fldb_flower.bandit.estimate import (
     START,
     CommonPrior,
@@ -107,6 +110,10 @@ class FLDBPersonal(Algorithm):
     def heterogeneity(self) -> float | None:
         """The estimate v, the mean variance, in squared units of theta; None before an upload."""
         return float(self.arrays["variances"][0]) / self.scale if self.scale else None
+
+    def directions(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Return the directions in which agents differ most, with their shares of the variance."""
+        return directions_of(self.prior, names)
 
     def play(self, round_: Round) -> PlayRequest:
         """Return a request with the prior."""

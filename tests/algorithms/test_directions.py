@@ -1,6 +1,7 @@
 """FLDB-Personal with a learned V: its rule against textbook formulas, and a plain loop."""
 
 import itertools
+import json
 import math
 from contextlib import closing
 
@@ -12,8 +13,11 @@ from scipy.linalg import subspace_angles
 from scipy.optimize import approx_fprime
 from scipy.special import expit
 
+from clients.preference_agent import PreferenceAgent
+from clients.store import Synchronization
 from fldb_flower.algorithms import make_algorithm, run_rounds, structure
-from fldb_flower.bandit.estimate import MIXES, VARIANCES
+from fldb_flower.bandit.directions import directions_of
+from fldb_flower.bandit.estimate import MIXES, VARIANCES, CommonPrior
 from fldb_flower.bandit.streams import shared_generator
 from fldb_flower.errors import SettingsError
 from fldb_flower.federation.agents import AgentGroup, total_of_blocks
@@ -21,6 +25,7 @@ from fldb_flower.federation.exchange import Federation
 from fldb_flower.federation.history import History
 from fldb_flower.settings import from_nested
 from simulations.engines.vectorized import DirectFederation
+from simulations.run import run
 
 NU = 0.3
 
@@ -305,6 +310,59 @@ def test_a_learned_structure_with_a_known_variance_or_noise_is_refused(values, r
     assert settings().learns_directions
     with pytest.raises(SettingsError, match=reason):
         settings(**values, personal_structure="learned")
+
+
+# --- what is shown ---------------------------------------------------------------------------
+
+
+def test_directions_are_named_with_their_share_of_the_variance():
+    """V = 0.5 [0.8 * 3 u u^T + 0.2 I] with u = (0.6, -0.8, 0): variances 1.3, 0.1 and 0.1."""
+    u = np.array([0.6, -0.8, 0.0])
+    prior = CommonPrior(np.eye(3), np.ones(3), 0.5, 1.0, 3 * np.outer(u, u), 0.2)
+    (found,) = directions_of(prior, ["tax", "army", "trees"])
+    assert found["share"] == pytest.approx(1.3 / 1.5, abs=1e-4)
+    assert found["weights"] == pytest.approx({"army": 0.8, "tax": -0.6}, abs=1e-4)
+    assert list(found["weights"]) == ["army", "tax"]  # the largest first
+    assert list(directions_of(prior)[0]["weights"]) == ["feature 2", "feature 1"]
+    assert not directions_of(prior._replace(mix=1.0))  # no direction is notable
+    assert not directions_of(prior._replace(shape=None))
+
+
+def test_results_of_a_study_name_the_features_in_which_people_differ(tmp_path):
+    """Everybody likes green arms; half of the people like, and half dislike, expensive ones."""
+    (tmp_path / "arms.csv").write_text(
+        "arm,price,green\n" + "".join(f"{n},{n % 4},{n // 4}\n" for n in range(12))
+    )
+    rng, rows = np.random.default_rng(0), []
+    for person in range(30):
+        for first, second in rng.permuted(np.tile(np.arange(12), (25, 1)), axis=1)[:, :2]:
+            sign = 1 if person % 2 else -1
+            z = 3 * sign * (first % 4 - second % 4) + first // 4 - second // 4
+            rows.append(f"p{person},{first},{second},{int(rng.random() < expit(z))}\n")
+    (tmp_path / "duels.csv").write_text("person,first,second,preference\n" + "".join(rows))
+    study = {"name": "duels", "path": str(tmp_path), "play": "replay"}
+    values = {"num_agents": "auto", "dimension": "auto", "num_arms": 3, "environment": study}
+    run(settings(**values, horizon=20), tmp_path / "run")
+    summary, model = (
+        json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("summary", "model")
+    )
+    assert summary["directions"] == model["directions"]
+    assert list(model["directions"][0]["weights"]) == ["price"]
+    assert model["directions"][0]["share"] > 0.75
+
+
+def test_a_device_names_the_directions_of_the_last_broadcast(tmp_path):
+    shape = np.diag([1.9, 0.1])
+    prior = CommonPrior(np.eye(2), np.zeros(2), 0.1, 1.0, shape, 0.0)
+    with PreferenceAgent(tmp_path / "duels.db") as agent:
+        agent.name_features(["sweet", "strong"])
+        agent.propose(np.eye(2))
+        assert agent.explain().directions == []
+        packed = np.array([1.0, 0.0, 1.0])
+        chosen = {"algorithm": "fldb_personal", "selection": "ucb"}
+        agent.store.synchronize(Synchronization(1.0, 7, 0, 5, np.zeros(2), packed, chosen, prior))
+        found = agent.explain().directions
+    assert found == [{"share": 0.95, "weights": {"sweet": 1.0}}]
 
 
 @pytest.mark.slow
