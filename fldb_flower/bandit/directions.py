@@ -9,7 +9,7 @@ import numpy as np
 
 from fldb_flower.bandit.estimate import CommonPrior
 
-_NOTABLE = 1.5  # variance of a direction, relative to the mean, from which it is reported
+_NOTABLE = 1.3  # variance of a direction, relative to the mean, from which it is reported
 _LEAST = 0.3  # weight, relative to the largest of a direction, from which a feature is named
 
 

@@ -97,7 +97,9 @@ class Counts:
     node_downloaded_bytes: int = 0
     participation: list[Participation] = field(default_factory=list)
     heterogeneity: float | None = None
-    directions: Callable[[Sequence[str] | None], list[dict[str, Any]]] = lambda _: []
+    directions: Callable[[Sequence[str] | None], list[dict[str, Any]]] = field(
+        default=lambda _: [], compare=False, repr=False
+    )
     openings: int = 0
 
     _learned = False  # whether the last exchange carried statistics

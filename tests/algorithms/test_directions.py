@@ -342,13 +342,13 @@ def test_results_of_a_study_name_the_features_in_which_people_differ(tmp_path):
     (tmp_path / "duels.csv").write_text("person,first,second,preference\n" + "".join(rows))
     study = {"name": "duels", "path": str(tmp_path), "play": "replay"}
     values = {"num_agents": "auto", "dimension": "auto", "num_arms": 3, "environment": study}
-    run(settings(**values, horizon=20), tmp_path / "run")
+    run(settings(**values, horizon=40), tmp_path / "run")
     summary, model = (
         json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("summary", "model")
     )
     assert summary["directions"] == model["directions"]
     assert list(model["directions"][0]["weights"]) == ["price"]
-    assert model["directions"][0]["share"] > 0.75
+    assert model["directions"][0]["share"] > 0.65
 
 
 def test_a_device_names_the_directions_of_the_last_broadcast(tmp_path):
