@@ -15,7 +15,7 @@ from fldb_flower.linalg.arrays import Array
 
 PULL = 0.3  # nu: how many agents' weight the pull to v I has
 HALF_WEIGHT = 20.0  # answers per agent after which log losses have half of their weight
-SPAN, GROWTH, FEW = 10.0, 3.0, 20.0  # constants of `kept`
+SPAN, GROWTH, FEW = 10.0, 3.0, 50.0  # constants of `kept`
 
 
 def next_covariance(covariance: Array, curvature: Array, scatter: Array) -> Array:
@@ -66,7 +66,7 @@ def mean_mixture(losses: Array, answers: float) -> tuple[float, float]:
 def kept(answers: float, new: float, agents: float) -> float:
     """Return the weight of the former log losses after ``new`` of ``answers`` per agent.
 
-    The sums span the last ``w = (10 + t / 3) (1 + 20 / N)`` answers of an agent: R has changed
+    The sums span the last ``w = (10 + t / 3) (1 + 50 / N)`` answers of an agent: R has changed
     since the earlier ones. With few agents, fewer answers would leave the choice to chance.
     """
     span = (SPAN + answers / GROWTH) * (1.0 + FEW / agents)
