@@ -58,7 +58,10 @@ class Population(Synthetic):
     def __init__(self, chosen: Settings, agents: range) -> None:
         super().__init__(chosen, agents)
         d, case = chosen.dimension, self.case
-        generator, streams = shared_generator(chosen.seed, "population"), make_streams(chosen, agents)
+        generator, streams = (
+            shared_generator(chosen.seed, "population"),
+            make_streams(chosen, agents),
+        )
         self._theta = self.theta = generator.standard_normal(d) * 2.0 / math.sqrt(d)
         basis = generator.standard_normal((d, case.rank)) * 2.0 / math.sqrt(d)
         rest = 0.04 / d if case.rank else case.variance
@@ -131,9 +134,7 @@ def _regret_under(job: tuple[tuple[str, str], int]) -> float:
     world = {"sigma": math.sqrt(0.8), "directions": 2}
     values = {"num_agents": 50, "horizon": 200, "dimension": 10, "environment": world}
     values |= {"engine": {"workers": 1}, **CONDITIONS[case]}
-    chosen = settings(
-        algorithm="fldb_personal", personal_structure=structure, seed=seed, **values
-    )
+    chosen = settings(algorithm="fldb_personal", personal_structure=structure, seed=seed, **values)
     if chosen.engine.name == "vectorized":
         return regret(chosen)
     history = History(chosen.horizon)
