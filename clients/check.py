@@ -1,4 +1,4 @@
-"""`python -m clients.check`: measure how long this device takes to start the reply to a message.
+"""`fldb check`: measure how long this device takes to start the reply to a message.
 
 Flower starts a process for each message, and abandons it if it does not report within 30 seconds.
 """

@@ -1,4 +1,4 @@
-"""`python -m clients.helper --key FILE --dir DIR`: the helper of secure sums."""
+"""`fldb helper --key FILE --dir DIR`: the helper of secure sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ if __name__ == "__main__":  # before slow imports
     from fldb_flower.system import startup
 
     startup.begin()
-    startup.require("python -m clients.helper", *startup.SERVICE_EXTRA)
+    startup.require("fldb helper", *startup.SERVICE_EXTRA)
 
 import argparse
 import asyncio
