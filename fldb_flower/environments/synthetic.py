@@ -6,9 +6,11 @@ import math
 
 from fldb_flower.bandit.streams import AgentStreams, make_streams, shared_generator, stream_arrays
 from fldb_flower.environments import Contexts
-from fldb_flower.linalg.arrays import Array
+from fldb_flower.linalg.arrays import Array, namespace
 from fldb_flower.settings import Settings
 
+REST = 0.005
+"""Share of the variance outside the directions of ``environment.directions``."""
 _EXCEEDED = 1e-9  # probability that a run has a longer difference than max_difference
 
 
@@ -16,6 +18,13 @@ class Synthetic:
     """Arms drawn from N(0, I) in each iteration, and theta from N(0, I).
 
     With ``environment.sigma`` above 0 the agents differ: ``theta_i = theta + N(0, sigma^2 I)``.
+    ``environment.directions=r`` confines 99.5% of this variance to r common directions::
+
+        theta_i = theta + B z_i + e_i,    z_i ~ N(0, I_r),    e_i ~ N(0, 0.005 sigma^2 I)
+
+    with the entries of B, (d, r), from ``N(0, 0.995 sigma^2 / r)``. With
+    ``environment.clusters=C``, theta_i is theta plus one of C draws from ``N(0, sigma^2 I)``,
+    each with probability 1 / C.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:
@@ -25,9 +34,7 @@ class Synthetic:
         self._theta = stream_arrays(settings).make(self.theta)
         self._offsets: Array | None = None  # of the agents, (agents, d)
         if self._sigma > 0:
-            streams = make_streams(settings, agents)
-            offsets = streams.standard_normal("theta", 1, settings.dimension)[:, 0]
-            self._offsets = self._sigma * offsets
+            self._offsets = self._sigma * _offsets(settings, make_streams(settings, agents))
 
     def contexts(self, streams: AgentStreams, iterations: int) -> Contexts:
         """Draw arms from N(0, I); see :class:`~fldb_flower.environments.Environment`."""
@@ -57,3 +64,19 @@ class Synthetic:
         pairs = settings.num_agents * settings.horizon * settings.num_arms**2
         d, x = settings.dimension, math.log(pairs / _EXCEEDED)
         return math.sqrt(2.0 * (d + 2.0 * math.sqrt(d * x) + 2.0 * x))
+
+
+def _offsets(settings: Settings, streams: AgentStreams) -> Array:
+    """Return the agents' differences from theta with sigma = 1, (agents, d)."""
+    d, arrays = settings.dimension, stream_arrays(settings)
+    directions, clusters = settings.environment.directions, settings.environment.clusters
+    if clusters:
+        centers = shared_generator(settings.seed, "clusters").standard_normal((clusters, d))
+        places = clusters * streams.random("cluster", 1)[:, 0]
+        return arrays.make(centers)[namespace(places).astype(places, namespace(places).int64)]
+    offsets = streams.standard_normal("theta", 1, d)[:, 0]
+    if not directions:
+        return offsets
+    basis = shared_generator(settings.seed, "directions").standard_normal((d, directions))
+    along = streams.standard_normal("directions", 1, directions)[:, 0] @ arrays.make(basis).T
+    return math.sqrt((1.0 - REST) / directions) * along + math.sqrt(REST) * offsets

@@ -75,6 +75,10 @@ class EnvironmentSettings(Checked, group="environment"):
 
     :name: Source of arms and preferences.
     :sigma: Heterogeneity (synthetic, changing): agent i has theta_i = theta + N(0, sigma^2 I).
+    :directions: synthetic, changing, with a sigma: number r of directions in which agents differ,
+        with the same total variance, of which 0.5% is in all directions; 0: all.
+    :clusters: synthetic, changing, with a sigma: number C of groups of agents with the same
+        theta_i = theta + N(0, sigma^2 I); each agent is in a random one; 0: no groups.
     :change: changing: what theta does at change_at: flip, it changes its sign; redraw, it is drawn
         again from N(0, I).
     :change_at: changing: the first iteration with the changed theta; 0: none; auto: horizon / 2 +
@@ -97,6 +101,8 @@ class EnvironmentSettings(Checked, group="environment"):
 
     name: str = setting("synthetic", ENVIRONMENTS)
     sigma: float = setting(0.0, Limits(0, MAX_SIGMA))
+    directions: int = setting(0, Limits(0, MAX_DIMENSION))
+    clusters: int = setting(0, Limits(0, 10_000_000))
     change: str = setting("flip", ("flip", "redraw"))
     change_at: int | str = setting(AUTO, FROM_ZERO)
     drift: float = setting(0.0, Limits(0, MAX_SIGMA))
@@ -244,6 +250,9 @@ class Settings(Checked):
         deviations.
     :personal_variance: FLDB-Personal: v, how much agents differ, in squared units of theta; auto:
         estimated from predictions.
+    :personal_structure: FLDB-Personal: how agents differ: isotropic, by v in each direction;
+        learned, most in directions that are estimated, too; auto: learned, but isotropic with
+        privacy or a personal_variance.
     :refit_ratio: LDB, alone, FLDB-Personal: agents fit theta_i to all own duels whenever their
         number has grown by this ratio, with a step of O(d^2) for each duel between; 1: after each
         duel.
@@ -318,6 +327,7 @@ class Settings(Checked):
     personal_ridge: float = setting(1.0, POSITIVE)
     personal_width: float = setting(0.5, NOT_NEGATIVE)
     personal_variance: float | str = setting(AUTO, POSITIVE)
+    personal_structure: str = setting(AUTO, (AUTO, "learned", "isotropic"))
     refit_ratio: float = setting(1.0, Limits(1, MAX_REAL))
     half_life: float | str = setting(NONE, Limits(0.01, 1e9))
     max_difference: float | str = setting(AUTO, POSITIVE)
@@ -376,6 +386,13 @@ class Settings(Checked):
         if self.first_round != AUTO:
             return self.first_round == "step"
         return self.is_private and ALGORITHMS[self.algorithm].exchanges == "several_first"
+
+    @property
+    def learns_directions(self) -> bool:
+        """Whether agents learn in which directions they differ (``personal_structure``)."""
+        entry, known = ALGORITHMS[self.algorithm], self.personal_variance != AUTO
+        is_able = entry.agents == "personal" and entry.exchanges != "none"
+        return is_able and not (self.personal_structure == "isotropic" or self.is_private or known)
 
     @property
     def is_private(self) -> bool:

@@ -73,7 +73,7 @@ def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "schedule.ratio", other("schedule.name", "geometric")
     if values.get("environment.name") in ENVIRONMENTS.keys() - ENVIRONMENTS.added:
         for names, *valid in (
-            ("environment.sigma", *NORMAL),
+            ("environment.sigma environment.directions environment.clusters", *NORMAL),
             ("environment.change environment.change_at environment.drift", "changing"),
             ("environment.path", "movielens", "duels"),
             ("environment.users environment.like", "movielens"),
@@ -115,10 +115,13 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("alpha step_index projection_center projection_radius", "fldb_ogd"),
         ("solver gd_steps gd_step_size", "fldb_gd"),
         ("ons_width", "fldb_ons"),
-        ("personal_variance", "fldb_personal"),
+        ("personal_variance personal_structure", "fldb_personal"),
         ("ons_ridge", "fldb_ons", *["fldb_ogd"] * is_private),  # the first step of FLDB-OGD
     ):
         yield names, this if is_own and name not in own else ""
+    fixed = "privacy.epsilon" if is_private else "personal_variance"
+    if values.get(fixed, AUTO) not in {AUTO, NONE}:  # V is v I then
+        yield "personal_structure", f"{fixed}={values[fixed]:g}"
     yield "gd_steps gd_step_size", other("solver", "gd")
     yield "ons_width", other("beta_scale", AUTO)
     # W_sync and beta_t, by which agents select; FLDB-ONS uses them with a beta_scale.
@@ -162,8 +165,8 @@ Problems = Iterator[tuple[str, str]]
 def check_together(settings: Settings, source: str) -> None:
     """Raise a SettingsError if two settings are incompatible."""
     checks = (
-        _engine_problems, _algorithm_problems, _environment_problems, _secure_problems,
-        _privacy_problems,
+        _engine_problems, _algorithm_problems, _structure_problems, _environment_problems,
+        _secure_problems, _privacy_problems,
     )  # fmt: skip
     for setting, reason in (problem for check in checks for problem in check(settings)):
         raise SettingsError(f"{setting} (from {source}): {reason}")
@@ -222,12 +225,25 @@ def _algorithm_problems(settings: Settings) -> Problems:
             yield f"matrix_form={settings.matrix_form!r}", f"algorithm={name} {reason}"
 
 
+def _structure_problems(settings: Settings) -> Problems:
+    if settings.personal_structure != "learned" or settings.algorithm != "fldb_personal":
+        return
+    if settings.personal_variance != AUTO:
+        value = f"personal_variance={settings.personal_variance:g}"
+        yield value, "personal_structure=learned estimates v: use personal_variance=auto"
+    if settings.is_private:
+        remedy = "use personal_structure=isotropic or auto"
+        yield "personal_structure='learned'", f"not with privacy.epsilon: {remedy}"
+
+
 def _environment_problems(settings: Settings) -> Problems:
     environment, name = settings.environment, settings.environment.name
     for own, owner in ENVIRONMENT_OF.items():
         value = getattr(environment, own)
         if name != owner and value != getattr(type(environment), own):
             yield f"environment.{own}={value!r}", f"needs environment={owner}, not {name}"
+    if name in NORMAL:
+        yield from _group_problems(settings)
     if name != "movielens":
         return
     for key, most, reason in (
@@ -239,6 +255,20 @@ def _environment_problems(settings: Settings) -> Problems:
     if not environment.path:
         reason = "set it to the downloaded MovieLens ratings, a file, a folder or the zip"
         yield "environment.path is empty", reason
+
+
+def _group_problems(settings: Settings) -> Problems:
+    """Yield what is wrong with how simulated agents differ."""
+    chosen = settings.environment
+    for own, most in (("directions", "dimension"), ("clusters", "num_agents")):
+        given = f"environment.{own}={(number := getattr(chosen, own))}"
+        if number > (limit := getattr(settings, most)):
+            yield given, f"must be at most {most}={limit}"
+        if number and not chosen.sigma:
+            yield given, "needs environment.sigma above 0: without it, agents do not differ"
+    if chosen.directions and chosen.clusters:
+        reason = "agents in clusters differ in all directions; use environment.directions=0"
+        yield f"environment.clusters={chosen.clusters}", reason
 
 
 def _secure_problems(settings: Settings) -> Problems:
