@@ -39,6 +39,10 @@ GEOMETRIC: dict[str, dict[str, Any]] = {
     f"{name}, geometric": {**METHODS[name], "schedule": {"name": "geometric"}}
     for name in ("FLDB-OGD", "FLDB-ONS")
 }
+THEORY = {  # beta_scale=auto is the width of the theory except for FLDB-ONS
+    label: own | ({"beta_scale": 1} if own["algorithm"] == "fldb_ons" else {})
+    for label, own in (METHODS | GEOMETRIC).items()
+}
 VARIANTS = ("ldb", "alone", "fldb_gd", "fldb_ons", "common", "personal")
 """Runs of docs/personal.md that are tuned."""
 OTHERS: dict[str, dict[str, Any]] = {"n10": {"tau": 1, "num_agents": 10}}
@@ -120,7 +124,7 @@ def problems() -> dict[str, dict[str, Run]]:
     for name, world in {figures.OVERVIEW: {"tau": 1, "num_agents": 100}, **OTHERS}.items():
         methods = METHODS | GEOMETRIC
         found[name] = _runs(world, methods, tried={}, tuned={})
-        found[name] |= _runs({**world, "beta_scale": 1}, methods, "theory")
+        found[name] |= _runs(world, THEORY, "theory")
     return found
 
 
