@@ -1,8 +1,8 @@
 """`python -m simulations.figures [NAME ...]`: the paper's figures, and their data as CSV.
 
 The settings and curves of a figure are in ``conf/experiment/NAME.yaml``.
-``+ours`` adds FLDB-ONS and the paper's algorithms with tuned widths (``conf/tuned.yaml``), on a
-logarithmic axis. The figure ``regret`` is in the README and not in the paper.
+``+ours`` adds the curves of ``conf/tuned.yaml``: FLDB-ONS, and algorithms of the paper with tuned
+widths. The figure ``regret`` is in the README and not in the paper.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Seque
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        if runs.keys() & TUNED_STYLES.keys():  # their ends are near each other
+        if len(runs.keys() & TUNED_STYLES.keys()) > 1:  # their ends are near each other
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
         if name in AGAINST:

@@ -98,8 +98,8 @@ def test_the_results_of_personal_have_the_settings_of_their_names():
     content = measured.load()["personal"]
     for size, by_sigma in content["synthetic"].items():
         for sigma, runs in by_sigma.items():
-            for name, run in runs.items():
-                settings = run["settings"]
+            for key, run in runs.items():
+                name, settings = key.removesuffix("_tuned"), run["settings"]
                 assert f"n{settings['num_agents']}" == size
                 assert settings["environment"] == {"sigma": float(sigma)}
                 if name == "known":

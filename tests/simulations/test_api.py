@@ -173,7 +173,6 @@ def test_plot_and_representations():
     assert lowest / 2 < ax.get_ylim()[0] <= lowest
     third = result.plot(ax).lines[-1]
     assert first.get_color() == second.get_color() == third.get_color()
-    assert first.get_linestyle() != third.get_linestyle() != ":"
     assert ax.lines[2].get_color() != first.get_color()
     show_html = getattr(result, "_repr_html_")  # noqa: B009 - what notebooks call
     assert "final_regret" in show_html()

@@ -376,18 +376,18 @@ def quick(monkeypatch):
 
 
 def test_a_figure_is_drawn_in_the_formats_and_the_width_asked_for(tmp_path, quick, capsys):
-    quick("fig4a", "+ours", "--output", tmp_path, "--format", "svg,pdf", "--width", "page")
-    names = ["fig4a.svg", "fig4a.pdf"]
+    quick("fig1b", "+ours", "--output", tmp_path, "--format", "svg,pdf", "--width", "page")
+    names = ["fig1b.svg", "fig1b.pdf"]
     assert [Path(line).name for line in capsys.readouterr().out.split()] == names
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["fig4a.csv", *names])
-    svg = tmp_path / "fig4a.svg"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["fig1b.csv", *names])
+    svg = tmp_path / "fig1b.svg"
     assert 'width="486pt"' in svg.read_text()
     shown = texts(svg)
     for text in ("LDB", "FLDB-OGD", "LDB, tuned", "FLDB-ONS, tuned", "iteration $t$"):
         assert shown.count(text) == 1, text
     assert "average cumulative regret" in shown
-    rows = pd.read_csv(tmp_path / "fig4a.csv")
-    assert rows.groupby(["curve", "seed"]).size().tolist() == [500] * 6 * 3
+    rows = pd.read_csv(tmp_path / "fig1b.csv")
+    assert rows.groupby(["curve", "seed"]).size().tolist() == [500] * 7 * 3
     assert set(rows.columns) == {
         *("iteration", "cumulative_regret", "curve", "tau", "num_arms", "rounds", "seed")
     }
