@@ -111,10 +111,10 @@ class Actor(Worker):
 class RayWorkers:
     """Shards in actors, one for each free CPU of the cluster.
 
-    The states of all shards are kept with the broadcasts since then, in Ray's object store. If an
-    actor is lost, another one restores its states and gets the broadcasts again, so that the
-    results are identical. States are saved every `REPLAYED` exchanges, or less often if saving
-    takes more than a share of ``1 / CHECKPOINT_COST`` of the time.
+    The states of all shards, and the broadcasts since they were saved, are kept in Ray's object
+    store. If an actor is lost, another one restores its states and receives these broadcasts again,
+    so the results are identical. States are saved every `REPLAYED` exchanges, or less often if
+    saving takes more than ``1 / CHECKPOINT_COST`` of the time.
     """
 
     def __init__(self, settings: Settings, shards: Sequence[range]) -> None:

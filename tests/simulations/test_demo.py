@@ -86,7 +86,7 @@ def test_the_server_of_the_secure_demonstration_learns_sums_and_ends_after_its_r
     process = demo("--secure", "--devices", "5", "--rounds", "2")
     output = process.communicate(timeout=800)[0]
     assert process.returncode == 0, output
-    assert "secure sums with epsilon=50: it protects nobody" in output
+    assert "secure sums with epsilon=50: this protects nobody" in output
     assert "starting the rounds; each is one report of every device" in output
     line = r"the server learns a noisy sum over \d devices, with about \d+ duels, cosine"
     for number in (1, 2):
