@@ -179,7 +179,7 @@ def recompute(name: str, content: Any) -> None:
 
 def make_figures() -> dict[str, Any]:
     """Draw the figures of the documents; return their runs and the processor time."""
-    names = [*figures.PANELS, figures.OVERVIEW]
+    names = [*figures.PANELS, *figures.OVERVIEWS]
     begin = os.times().children_user
     with tempfile.TemporaryDirectory() as scratch:
         results = figures.make(
@@ -197,7 +197,9 @@ def make_figures() -> dict[str, Any]:
 
 def figures_runs(name: str) -> dict[str, measured.Run]:
     """Return the curves of a figure as runs of a result file, without values."""
-    on_the_way = [f"regret_{iteration}" for iteration in (100, 200, 300, 400)]
+    curves = figures.curves_of(name)
+    last = min(curve.get("horizon", 500) for curve in curves.values())
+    on_the_way = [f"regret_{each}" for each in (100, 200, 300, 400) if each < last]
     measures = [*(on_the_way if name not in figures.AGAINST else []), "regret", "rounds"]
     return {
         label: {
@@ -205,7 +207,7 @@ def figures_runs(name: str) -> dict[str, measured.Run]:
             "seeds": SEEDS,
             **{key: [] for key in measures},
         }
-        for label, curve in figures.curves_of(name).items()
+        for label, curve in curves.items()
     }
 
 
