@@ -28,7 +28,7 @@ FLOWERS_IMPORTS = (
 )
 """Python code that imports what Flower's process for a message imports."""
 _MOST_SECONDS = 2 * LIMIT_SECONDS
-_ADVICE = "see 'A device never replies' in docs/deployment.md"
+_ADVICE = "see 'A device never replies' in docs/deployment/operation.md"
 
 
 def start_seconds(

@@ -2,7 +2,7 @@
 
 A diagonal is an array (d,); other matrices are (d, d), or one for each agent, (agents, d, d). The
 setting ``matrix_form`` selects the diagonal for dimensions d in which d^2 numbers are too many to
-send, store or factor; docs/scaling.md compares regret and costs. Functions that take a matrix tell
+send, store or factor; docs/large-d.md compares regret and costs. Functions that take a matrix tell
 its form from its shape.
 """
 
