@@ -1,4 +1,4 @@
-"""What applications send, to :class:`PreferenceAgent` or to the service: one schema for both.
+"""The schema of what applications send to :class:`PreferenceAgent` or to the service.
 
 Both report the first error with :func:`first_error`, so that an invalid value gives the same
 message in both. The ``check`` functions are those of :class:`PreferenceAgent`.
@@ -97,7 +97,7 @@ Features = Annotated[
 
 
 class Content(Model):
-    """What the page shows of an arm: a text, an image or both."""
+    """What the page shows of an arm: text, an image or both."""
 
     text: Text = None
     image: Image = None

@@ -1,8 +1,8 @@
 """Broadcasts and uploads as one vector and one header of integers each, and as Flower's records.
 
 Parsing array headers is most of the cost of a small message, so a message holds a single array.
-Symmetric matrices travel as their upper triangle, or in another form of
-:mod:`fldb_flower.linalg.linear`: half the bytes, and an upload cannot be asymmetric.
+Symmetric matrices are sent as their upper triangle, or in another form of
+:mod:`fldb_flower.linalg.linear`. This halves the bytes, and an upload cannot be asymmetric.
 
 Broadcast vector: theta_hat (d) if statistics are requested; then theta_sync (d) and the triangle
 of W_sync, or A of FLDB-ONS (d (d + 1) / 2), if agents select arms with the server's estimate. With
@@ -108,7 +108,7 @@ class UploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> UploadHeader:
-        """Return the numbers of a reply; raise TypeError or ValueError if they are none."""
+        """Return the numbers of a reply; raise TypeError or ValueError if they are invalid."""
         return cls._make(_counts(numbers, len(cls._fields)))
 
 
@@ -158,7 +158,7 @@ class DeviceUploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> DeviceUploadHeader:
-        """Return the numbers of a reply; raise TypeError or ValueError if they are none."""
+        """Return the numbers of a reply; raise TypeError or ValueError if they are invalid."""
         return cls._make(_counts(numbers, len(cls._fields)))
 
 

@@ -26,8 +26,8 @@ _NEW = -1  # `upto`: the device decides where its upload ends
 class Tally(NamedTuple):
     """What one round counted.
 
-    ``uploads`` has the name of each device and the answers counted: those after the first number,
-    up to the second. The server of a secure sum does not know these numbers, nor predictions.
+    ``uploads`` has the name of each device and the range of its counted answers: after the first
+    number, up to the second. The server of a secure sum does not know them, nor predictions.
     """
 
     duels: int = 0
@@ -40,9 +40,9 @@ class Tally(NamedTuple):
 class DeviceChannel(Channel):
     """The devices of a federation; their number is unknown and changes.
 
-    Only the device and the server know the id of its store. So a device keeps its identity when its
-    key, its SuperNode or the SuperLink's database changes, and another device cannot take it. A
-    device stays at its node while that node is connected and claims nothing else.
+    Only the device and the server know the id of its store. A device therefore keeps its identity
+    if its key, its SuperNode or the SuperLink's database changes, and no other device can take it.
+    A device stays at its node while that node is connected and claims no other device.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 const BARS = 8;
 const ROUNDING = 1e-9; // weights below this share of the largest are 0
-const DEVIATIONS = 1.96; // on each side of a 95 % interval
+const DEVIATIONS = 1.96; // on each side of a 95% interval
 
 /** Return what the estimate is computed from, and when this person's answers count. */
 function sourceOf({ answered, duels, received }, { own, weights }) {
@@ -10,10 +10,10 @@ function sourceOf({ answered, duels, received }, { own, weights }) {
   if (!weights.some(Boolean)) {
     return answered || !own ? "No preference is visible in the answers so far." : "Nothing has been learned yet. What you prefer appears here after your first answers.";
   }
-  if (!own) return `From ${plural(duels, "answer")} of all devices, as of the last round. Your new answers count from the next round on.`;
-  if (!answered) return "From what other devices have learned. Each of your answers counts at once.";
-  const others = received === null ? "" : " and from what other devices have learned";
-  return `From your ${plural(answered, "answer")}${others}. Each answer counts at once.`;
+  if (!own) return `Based on ${plural(duels, "answer")} from all devices, as of the last round. Your new answers count from the next round on.`;
+  if (!answered) return "Based on what other devices have learned. Each of your answers counts immediately.";
+  const others = received === null ? "" : " and on what other devices have learned";
+  return `Based on your ${plural(answered, "answer")}${others}. Each answer counts immediately.`;
 }
 
 function drawFavourites(arms, own) {
@@ -35,7 +35,7 @@ function drawFavourites(arms, own) {
     shown.append(words);
     const row = element("li", "");
     const [share, low, high] = [arm.preferred, arm.low, arm.high].map((value) => Math.round(100 * value));
-    row.append(shown, ...inBoth(`${share} % (${low}–${high} %)`, `, preferred in ${share} %, 95 % interval from ${low} to ${high} %`));
+    row.append(shown, ...inBoth(`${share}% (${low}–${high}%)`, `, preferred in ${share}%, 95% interval from ${low}% to ${high}%`));
     return row;
   }));
 }
@@ -52,11 +52,11 @@ function withMargin(value, margin) {
   const decimals = 1 - Math.floor(Math.log10(margin));
   const text = (number) => (decimals > 6 ? number.toExponential(1) : number.toFixed(Math.max(0, decimals))).replaceAll("-", "−");
   const signed = (number) => (number < 0 ? "" : "+") + text(number);
-  const interval = `, 95 % interval from ${signed(value - margin)} to ${signed(value + margin)}`;
+  const interval = `, 95% interval from ${signed(value - margin)} to ${signed(value + margin)}`;
   return inBoth(`${signed(value)} ± ${text(margin)}`, signed(value) + interval);
 }
 
-/** Draw the largest components of theta, times the scales of features, with their 95 % intervals. */
+/** Draw the largest components of theta, times the scales of features, with their 95% intervals. */
 function drawWeights({ weights: perUnit, deviations, names, scales, directions }) {
   const weights = perUnit.map((weight, index) => weight * scales[index]);
   const most = weights.reduce((found, value) => Math.max(found, Math.abs(value)), 0);
@@ -68,7 +68,7 @@ function drawWeights({ weights: perUnit, deviations, names, scales, directions }
   const scale = Math.max(...largest.map(({ value, margin }) => Math.abs(value) + margin));
   byId("weights").hidden = !largest.length;
   byId("weights-note").textContent =
-    "What a typical difference counts. To the right: more of the feature is preferred. To the left: less of it is preferred. ± and lines: 95 % intervals." +
+    "The effect of a typical difference. To the right: more of the feature is preferred. To the left: less of it is preferred. Lines and ±: 95% intervals." +
     (weights.length > BARS ? ` The largest ${BARS} of ${weights.length} weights are shown.` : "") +
     (directions.length ? ` People differ most in ${Object.keys(directions[0].weights).slice(0, 3).join(", ")}.` : "");
   byId("bars").replaceChildren(...largest.map(({ value, margin, name }) => {

@@ -39,7 +39,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--store", metavar="FILE", type=Path, required=True, help="the device's duels")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=bounded(int, 0, 65535), default=PORT, help="0: any free one (%(default)s)")
+    add("--port", type=bounded(int, 0, 65535), default=PORT, help="0 for a free one (%(default)s)")
     add("--token-file", metavar="FILE", type=Path, help="created if missing (STORE.token)")
     add(
         "--arms", metavar="FILE", type=Path,
@@ -60,12 +60,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add(
         "--half-life", metavar="N", type=bounded(float, 0.01, 1e9),
-        help="for tastes that change: an answer has half its weight after N later answers; a"
-        " federation's server has its own setting (none)",
+        help="for tastes that change: an answer has half its weight after N later answers; in a"
+        " federation, the server's setting applies (none)",
     )  # fmt: skip
     add(
         "--max-connections", metavar="N", type=bounded(int, 1, 10_000),
-        default=LIMITS.connections, help="waiting ones are closed for new ones (%(default)s)",
+        default=LIMITS.connections, help="if exceeded, waiting ones are closed (%(default)s)",
     )  # fmt: skip
     add(
         "--request-seconds", metavar="SECONDS", type=bounded(float, 0.1, 3600),
@@ -89,7 +89,7 @@ def serve(arguments: argparse.Namespace) -> None:
     host, store = arguments.host, arguments.store.expanduser()
     remote = not http.is_loopback(host)
     if remote and not arguments.allow_remote:
-        raise SettingsError(f"--host {host}: reachable from other machines: needs --allow-remote")
+        raise SettingsError(f"--host {host} is reachable from other machines: add --allow-remote")
     if arguments.node_token_file and not arguments.vault:
         raise SettingsError("--node-token-file needs --vault: the token is for secure sums only")
     load_page()  # before anything is created, if its files are missing

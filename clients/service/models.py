@@ -56,7 +56,7 @@ class Favourite(ShownArm):
     """One of the best arms, as a page shows it."""
 
     preferred: float = described("P(preferred to the average of `--arms`), by the estimate.", 0.77)
-    low: float = described("Lower end of its 95 % interval.", 0.65)
+    low: float = described("Lower end of its 95% interval.", 0.65)
     high: float = described("Upper end.", 0.86)
 
 
@@ -121,12 +121,12 @@ class Ranking(Model):
 
 
 class Privacy(Model):
-    """What the reports to secure sums have cost, and the owner's limit."""
+    """The cost of the reports to secure sums, and the owner's limit."""
 
     epsilon: float = described("What the server learns is (epsilon, delta)-private.", 1.8)
     delta: float = described("Delta of both epsilons.", 1e-6)
     max_epsilon: float = described("The owner's limit of epsilon.", 3.0)
-    days: int | None = described("Days that both epsilons are for; null: all.", 365)
+    days: int | None = described("Period of both epsilons in days; null: unlimited.", 365)
     refused: bool = described("Whether the limit has prevented the last report.", False)
 
 
@@ -142,7 +142,7 @@ class Status(BaseModel):
         "Distinct duels that the next upload lacks; null before the server has requested one.", 3
     )
     minimum: int | None = described(
-        "Distinct duels of an upload, at least; absent before the server has requested one.",
+        "Minimum of distinct duels in an upload; absent before the server has requested one.",
         15,
         None,
     )

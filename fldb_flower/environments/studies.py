@@ -17,7 +17,7 @@ from fldb_flower.system.files import read_file
 ARMS, DUELS = "arms.csv", "duels.csv"
 COLUMNS = ("person", "first", "second", "preference")
 
-_VALID = f"it must be a UTF-8 text with the header {','.join(COLUMNS)} and one duel per line"
+_VALID = f"it must be UTF-8 text with the header {','.join(COLUMNS)} and one duel per line"
 _FOLDER = f"the folder of a study, with {DUELS} and, if arms have features, {ARMS}"
 _T = TypeVar("_T")
 

@@ -55,7 +55,7 @@ def read_comparisons(file: Path) -> Comparisons:
     except ImportError as error:
         raise extra_missing(f"{name}: Excel", "excel", "a CSV file", error) from None
     except UnicodeDecodeError:
-        raise DataError(f"{name}: it is not a UTF-8 text; save it as CSV in UTF-8") from None
+        raise DataError(f"{name}: it is not UTF-8 text; save it as CSV in UTF-8") from None
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
     except ValueError as error:  # of pandas

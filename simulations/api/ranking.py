@@ -26,7 +26,7 @@ VARIANCES = (0.0, *(10.0 ** np.linspace(-2.0, 2.0, 9)).tolist())
 """Values of v that are tried; 0: people do not differ."""
 
 _DRAWS, _ROUNDS, _STEPS = 20_000, 100, 200
-_NORMAL = 1.959964  # the quantile of a 95 % interval
+_NORMAL = 1.959964  # the quantile of a 95% interval
 
 
 class Fit(NamedTuple):
@@ -45,7 +45,7 @@ class Ranking:
     ----------
     table : DataFrame
         A row per item, best first: ``rank``, ``item``, ``utility`` (in logits, with mean 0),
-        ``low`` and ``high`` (95 % interval of the utility), ``best`` (probability that the item has
+        ``low`` and ``high`` (95% interval of the utility), ``best`` (probability that the item has
         the largest utility), ``wins``, ``losses`` and ``ties``.
     variance : float or None
         v, the variance of people's utilities about the common ones; None with one person.

@@ -665,8 +665,8 @@ def test_progress_and_the_estimate_are_shown(page, start):
         for value in ("−2.00", "+1.00", "+0.50", "+0.40", "+0.30", "+0.25", "−0.20", "+0.10")  # noqa: RUF001
     ]
     said = texts(page, "#bars .unseen")
-    assert said[0] == "−2.00, 95 % interval from −2.55 to −1.45"  # noqa: RUF001
-    assert said[-1] == "+0.10, 95 % interval from −0.45 to +0.65"  # noqa: RUF001
+    assert said[0] == "−2.00, 95% interval from −2.55 to −1.45"  # noqa: RUF001
+    assert said[-1] == "+0.10, 95% interval from −0.45 to +0.65"  # noqa: RUF001
     assert "1,234 answers" in texts(page, "#learned-note")[0]
     boxes = page.execute_script("""return [...document.querySelectorAll("#bars li")].map((row) => {
       const [track, bar, line] = [".track", ".bar", ".interval"]
@@ -709,15 +709,15 @@ def test_features_have_names_and_arms_are_ranked(page, trains):
     assert texts(page, "#best .words .muted") == ["price 90, time 2", "price 20, time 5.5"]
     assert texts(page, "#favourites-title") == ["Your favourites so far"]
     assert texts(page, "#best .value") == [
-        f"{p:.0f} % ({low:.0f}–{high:.0f} %)"  # noqa: RUF001
+        f"{p:.0f}% ({low:.0f}–{high:.0f}%)"  # noqa: RUF001
         for p, low, high in shares
     ]
     assert texts(page, "#best .unseen") == [
-        f", preferred in {p:.0f} %, 95 % interval from {low:.0f} to {high:.0f} %"
+        f", preferred in {p:.0f}%, 95% interval from {low:.0f}% to {high:.0f}%"
         for p, low, high in shares
     ]
     assert texts(page, "#bars .name") == ["time"]  # the weight of the price is 0
-    note = "From your 1 answer. Each answer counts at once."
+    note = "Based on your 1 answer. Each answer counts immediately."
     assert texts(page, "#learned-note") == [note]
     synchronize(trains, [-1.0, -10.0], 5)
     wait(lambda: texts(page, "#best .label") == ["slow", "fast", "Sleep in a bed"])
@@ -794,12 +794,12 @@ SOURCES = [
     ({"answered": 2, "duels": 0, "received": 1}, ZEROS, "Waiting for the first round. What is"
      " learned from the answers of all devices appears here after it."),
     ({"received": 1}, ZEROS, "No preference is visible in the answers so far."),
-    ({"answered": 2}, OWN, "From your 2 answers. Each answer counts at once."),
-    ({"received": 1}, OWN, "From what other devices have learned. Each of your answers counts at"
-     " once."),
-    ({"answered": 1, "received": 1}, OWN, "From your 1 answer and from what other devices have"
-     " learned. Each answer counts at once."),
-    ({"answered": 1, "received": 1}, COMMON, "From 40 answers of all devices, as of the last"
+    ({"answered": 2}, OWN, "Based on your 2 answers. Each answer counts immediately."),
+    ({"received": 1}, OWN, "Based on what other devices have learned. Each of your answers"
+     " counts immediately."),
+    ({"answered": 1, "received": 1}, OWN, "Based on your 1 answer and on what other devices have"
+     " learned. Each answer counts immediately."),
+    ({"answered": 1, "received": 1}, COMMON, "Based on 40 answers from all devices, as of the last"
      " round. Your new answers count from the next round on."),
 ]  # fmt: skip
 ESTIMATE = {"weights": [2.0, -1.0, 0.1], "deviations": [0.5, 0.5, 0.5], "own": True,
