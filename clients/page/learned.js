@@ -103,7 +103,7 @@ function findings({ own, weights, deviations, names }, favourites, { predicted, 
   if (favourites.length) {
     const [{ preferred, low, high }, ...others] = favourites;
     const best = `${own ? "Your favourite" : "The favourite of all devices"}: ${nameOf(favourites[0])}. ` +
-      `It is preferred to an average option in ${percent(preferred)} % of cases (95 % interval: ${percent(low)} to ${percent(high)} %).`;
+      `It is preferred to an average option in ${percent(preferred)}% of cases (95% interval: ${percent(low)} to ${percent(high)}%).`;
     found.push(others.length ? `${best} Next: ${listed(others.slice(0, 2).map(nameOf))}.` : best);
   }
   if (names) {
@@ -112,7 +112,7 @@ function findings({ own, weights, deviations, names }, favourites, { predicted, 
     found.push(parts.length ? `Clearly preferred: ${parts.join("; ")}.` : "No feature is clearly preferred yet.");
   }
   if (predicted) {
-    found.push(`${right} of the last ${plural(predicted, "prediction")} were right, and about ${Math.round(expected)} were expected. The two options of a pair are chosen to be close, so their order is hard to predict.`);
+    found.push(`${right} of the last ${plural(predicted, "prediction")} were right, and about ${Math.round(expected)} were expected. The two options of a pair are chosen to be close, which makes answers hard to predict.`);
   }
   return found;
 }

@@ -808,11 +808,11 @@ BEST = [{"key": "lassi", "text": "Mango lassi", "preferred": 0.93, "low": 0.874,
         {"key": "milk"}, {"key": "water"}, {"key": "tea"}]  # fmt: skip
 RIGHT = {"predicted": 47, "right": 31, "expected": 29.6}
 FINDINGS = [
-    "Your favourite: Mango lassi. It is preferred to an average option in 93 % of cases (95 %"
-    " interval: 87 to 97 %). Next: milk and water.",
+    "Your favourite: Mango lassi. It is preferred to an average option in 93% of cases (95%"
+    " interval: 87 to 97%). Next: milk and water.",
     "Clearly preferred: more sweet; less hot.",
     "31 of the last 47 predictions were right, and about 30 were expected. The two options of a"
-    " pair are chosen to be close, so their order is hard to predict.",
+    " pair are chosen to be close, which makes answers hard to predict.",
 ]
 TIMES = {
     **dict.fromkeys((-5, 0, 59), "just now"), **dict.fromkeys((60, 119), "1 minute ago"),
