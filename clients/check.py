@@ -1,4 +1,4 @@
-"""`python -m clients.check`: measure how long this device takes to start the reply to a message.
+"""`fldb check`: measure how long this device takes to start the reply to a message.
 
 Flower starts a process for each message, and abandons it if it does not report within 30 seconds.
 """
@@ -28,7 +28,7 @@ FLOWERS_IMPORTS = (
 )
 """Python code that imports what Flower's process for a message imports."""
 _MOST_SECONDS = 2 * LIMIT_SECONDS
-_ADVICE = "see 'A device never replies' in docs/deployment.md"
+_ADVICE = "see 'A device never replies' in docs/deployment/operation.md"
 
 
 def start_seconds(

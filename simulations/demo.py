@@ -1,12 +1,12 @@
-"""`python -m simulations.demo`: a federation of devices on this machine, with simulated users.
+"""`fldb demo`: a federation of devices on this machine, with simulated users.
 
 Starts a SuperLink, SuperNodes and preference services as on real devices (TLS, keys). Simulated
 users answer duels between drinks. The steps of the start, the exchanges of the first round, and
 each round are printed. One device is yours: open its page and answer duels too. Ctrl-C stops
 everything.
 
-With ``--secure``, the server reads sums with noise only, with a helper that is one more process.
-Noise that hides anybody needs hundreds of devices, so a few devices have a large epsilon.
+With ``--secure``, the server obtains only noisy sums, with the help of one more process, the
+helper. Noise that protects people needs hundreds of devices, so the demo uses a large epsilon.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _WAITS = re.compile(
 _EXCHANGE = re.compile(r"(round \d+), exchange (\d+): .* have replied")
 _FIRST_EXCHANGES = 8  # about as many in the first round, until the minimisation has converged
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
-_EPSILON = 50.0  # with --secure: it protects nobody
+_EPSILON = 50.0  # with --secure; protects nobody
 _SECURE_ROUNDS = 20  # the noise depends on their number
 _DEVICES, _SECURE_DEVICES, _PEOPLE = 3, 6, 2  # by default
 _CLIP = math.sqrt(len(FEATURES))  # features are from -1 to 1
@@ -201,7 +201,7 @@ def report(
 
 
 def progress(line: str, of: str) -> str:
-    """Return a line of the server about a wait without what changes during the wait.
+    """Return a line of the server about a wait without the parts that change in it.
 
     ``of`` is the text after the number of a round. A later round is one exchange, and its wait has
     no line of its own.
@@ -238,7 +238,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     count = bounded(int, 0)
     add(
         "--secure", action="store_true",
-        help="secure sums: the server reads sums with noise only",
+        help="secure sums: the server obtains only noisy sums",
     )  # fmt: skip
     add(
         "--devices", type=bounded(int, 1), metavar="N",

@@ -31,7 +31,7 @@ from strategies.helper_client import HelperClient
 from strategies.secure import PlannedExchanges, SecureChannel
 
 CONFIG, ROUNDS, UPLOADS, DEMAND = "config.json", "rounds.csv", "uploads.csv", "round-now"
-REPORT_SECONDS = 15.0  # between two lines about one wait
+REPORT_SECONDS = 15.0  # time between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
 _DUE_POLL_SECONDS = 0.2
 _CONNECT_POLL_SECONDS = 0.5

@@ -1,4 +1,4 @@
-"""`python -m clients.helper --key FILE --dir DIR`: the helper of secure sums."""
+"""`fldb helper --key FILE --dir DIR`: the helper of secure sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ if __name__ == "__main__":  # before slow imports
     from fldb_flower.system import startup
 
     startup.begin()
-    startup.require("python -m clients.helper", *startup.SERVICE_EXTRA)
+    startup.require("fldb helper", *startup.SERVICE_EXTRA)
 
 import argparse
 import asyncio
@@ -37,7 +37,7 @@ MOST_BYTES = 80 * 2**20
 BODY_SECONDS = 120.0
 """Time limit for the body of a request."""
 
-_STOP_SECONDS = 40  # for open requests
+_STOP_SECONDS = 40  # time for open requests to end
 _KEY_SECONDS = 3600.0  # between two removals of expired keys
 _COUNTS = {
     "answers": "Answers that were computed.",

@@ -1,4 +1,4 @@
-"""`python -m clients.service --store duels.db`: a device's duels over HTTP, and their page."""
+"""`fldb serve --store duels.db`: a device's duels over HTTP, and a page for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if __name__ == "__main__":  # before slow imports
         found = f"error: {fldb_flower.__file__} shadows fldb-flower's package 'fldb_flower'"
         raise SystemExit(f"{found}: rename it") from None
     startup.begin()
-    startup.require("python -m clients.service", *startup.SERVICE_EXTRA)
+    startup.require("fldb serve", *startup.SERVICE_EXTRA)
 
 import argparse
 import sys
@@ -31,7 +31,7 @@ from fldb_flower.system.commands import Parser, bounded
 
 PORT = 8377
 _NODE_TOKEN_MODE = 0o640  # at most: the SuperNode's user reads it as a member of the group
-_STOP_SECONDS = 40  # for open requests, which wait for a locked store for 30 seconds at most
+_STOP_SECONDS = 40  # time for open requests to end; they wait up to 30 s for a locked store
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

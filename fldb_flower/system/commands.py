@@ -28,7 +28,9 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("prog", program())
         if text := options.get("description"):
-            text = re.sub(r"\A`python -m [^`]*`: (.)", lambda match: match[1].upper(), text)
+            text = re.sub(
+                r"\A`(?:fldb|python -m) [^`]*`: (.)", lambda match: match[1].upper(), text
+            )
             options["description"] = text.replace("``", "")
         super().__init__(**options)
 

@@ -1,4 +1,4 @@
-"""Reader of comparisons in tables as people have them: CSV, TSV, with semicolons, or Excel."""
+"""Reader of tables of comparisons: CSV, TSV, with semicolons, or Excel."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Comparisons(NamedTuple):
 def read_comparisons(file: Path) -> Comparisons:
     """Return the comparisons in a file; see :func:`parse_comparisons`.
 
-    The separator of a text is the one of comma, semicolon and tab that its first line has most
-    often.
+    The separator of a text file is the most frequent one of comma, semicolon and tab in its first
+    line.
     """
     name = one_line(file)
     try:
