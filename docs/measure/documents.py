@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean as mean
@@ -35,6 +36,7 @@ from simulations import figures
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "docs" / "templates"
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SEEDS = 10  # of each curve in the figures of the documents
 _NOTE = "<!-- Rendered from {} by `python docs/measure/documents.py`. Edit the template. -->\n"
 
@@ -118,6 +120,7 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
     )
     environment.globals.update(paired=paired, holds=holds, capacity=capacity)
     environment.globals.update(verdict=verdict, difference=difference, tuning=tuning)
+    environment.globals["repository"] = _PROJECT["urls"]["Repository"]
     rendered = {}
     for template in sorted(TEMPLATES.rglob("*.md.j2")):
         place = template.relative_to(ROOT).as_posix()
