@@ -12,9 +12,18 @@ torch = pytest.importorskip("torch", reason="needs the torch extra")
 SMALL = ["--device", "cpu", "--clients", "2", "--agents", "3", "4", "--dimensions", "2"]
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("flower")  # one Ray at a time
-def test_flower_clients_equal_numpy_and_are_timed(capsys):
+ENGINES = (
+    "inprocess",
+    pytest.param("flower", marks=[pytest.mark.exhaustive, pytest.mark.xdist_group("flower")]),
+)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_flower_clients_equal_numpy_and_are_timed(engine, monkeypatch, capsys):
+    """Flower's messages in this process, and Flower's own engine."""
+    run = gpu.fldb.run
+    other = {"engine": engine}
+    monkeypatch.setattr(gpu.fldb, "run", lambda own: run(own | other if "engine" in own else own))
     gpu.main([*SMALL, "--horizon", "6", "--algorithm", "fldb_ons"])
     line, *table = capsys.readouterr().out.splitlines()
     assert line.startswith("fldb_ons, 2 Flower clients, backend=cpu, theta differs from ")
