@@ -197,8 +197,8 @@ def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
     Parameters
     ----------
     path : path-like
-        The folder of a run, as :meth:`Result.save`, ``python -m simulations.run`` and ``flwr run``
-        write it, or a folder that contains some.
+        The folder of a run, as written by :meth:`Result.save`, ``fldb run`` or ``flwr run``, or a
+        folder that contains such folders.
 
     Returns
     -------
@@ -242,7 +242,7 @@ def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
 
 
 class Callback:
-    """Base class of callbacks of :func:`run`: override what is needed.
+    """Base class of callbacks of :func:`run`: override the methods that are needed.
 
     Examples
     --------
@@ -268,7 +268,7 @@ class Callback:
         Parameters
         ----------
         history : History
-            It must not be changed. Its attributes are ``iteration``, ``regret``, ``exchanges``,
+            Must not be modified. Its attributes are ``iteration``, ``regret``, ``exchanges``,
             ``rounds``, ``uploaded_bytes``, ``downloaded_bytes``, ``log_loss``, ``accuracy`` and
             others; see :class:`fldb_flower.federation.history.History`.
         """
@@ -291,8 +291,8 @@ def run(
     settings : mapping, optional
         Settings by name, such as ``result.settings``. Keyword arguments take precedence.
     callbacks : iterable of Callback, optional
-        Called after each round, and with the result. ``engine="flower"`` allows none, because its
-        server is another process.
+        Called after each round, and with the result. ``engine="flower"`` does not support them,
+        because its server is another process.
     **values
         Settings by name. The names are those of ``flwr run`` with underscores: ``tau``,
         ``environment="movielens"``, ``environment_path``, ``schedule="geometric"``,
@@ -316,7 +316,7 @@ def run(
     >>> fldb.run(algorithm="fldb_ons", num_agents=10, horizon=20, tau=1, seed=0)
     Result(fldb_ons on synthetic, num_agents=10, horizon=20, tau=1, seed=0: final regret ...)
 
-    Settings of a group have its name in front, with an underscore or a dot:
+    Names of settings in a group start with the name of the group and an underscore or a dot:
 
     >>> a = fldb.run(environment_sigma=0.3, num_agents=10, horizon=20)
     >>> b = fldb.run({"environment.sigma": 0.3}, num_agents=10, horizon=20)

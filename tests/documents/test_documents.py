@@ -58,10 +58,10 @@ def test_pages_agree_with_the_result_files():
 
 def test_the_tests_that_pages_name_exist():
     source = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    for page in ("security", "privacy"):
+    for page in ("security", "secure-sums", "privacy-guarantee"):
         text = (ROOT / "docs" / f"{page}.md").read_text()
         names = set(re.findall(r"`(test_\w+)`", text))
-        assert names
+        assert names or page == "security"
         assert [name for name in sorted(names) if f"def {name}(" not in source] == []
         files = re.findall(r"`(tests/[\w/]+\.py)`", text)
         assert [name for name in files if not (ROOT / name).exists()] == []
@@ -106,6 +106,8 @@ def test_the_results_of_personal_have_the_settings_of_their_names():
                     assert settings["personal_variance"] == pytest.approx(float(sigma) ** 2)
                 elif name == "theory":
                     assert settings["beta_scale"] == 1
+                elif name == "isotropic":
+                    assert settings["personal_structure"] == name
                 elif name not in ("personal", "common"):
                     assert settings["algorithm"] == name
     for study, runs in content["studies"].items():
@@ -141,7 +143,7 @@ def test_the_bytes_of_an_exchange():
 
 def test_the_bytes_of_a_report():
     """A sealed seed of 64 bytes, and 8 for each number."""
-    page = (ROOT / "docs" / "scaling.md").read_text()
+    page = (ROOT / "docs" / "capacity.md").read_text()
     for name in ("FLDB-ONS", "FLDB-Personal"):
         is_shares = name == "FLDB-Personal"
         (row,) = re.findall(rf"^\| {name}: .*? \| ([\d,]+) \| ([\d,]+) \|$", page, re.MULTILINE)
