@@ -40,6 +40,9 @@ PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 EXPIRE_AFTER = 7 * 24 * 3600.0
 """Seconds within which a duel can be answered, by default."""
 
+RECENT = 50
+"""Answers whose predictions are counted by :meth:`PreferenceAgent.predictions`."""
+
 MOST_SECONDS = 1e9
 """Largest ``expire_after``: about 31 years."""
 
@@ -448,6 +451,26 @@ class PreferenceAgent:
         }
         names = ("round", "duels", "received")
         return found | {name: None if last is None else getattr(last, name) for name in names}
+
+    def predictions(self) -> dict[str, Any]:
+        """Return how many of the last 50 answers were predicted correctly.
+
+        ``answers`` is how many of them are left on the device. ``predicted`` of these had a
+        prediction when the duel was proposed, and are no ties. ``right`` predictions were correct,
+        and ``expected`` is the number that the estimate itself expected to be correct, the sum of
+        ``max(p, 1 - p)``. Duels are selected to be close, so it is far below ``predicted``.
+        """
+        store = self.store
+        with store.reading():
+            latest = store.answers(max(0, store.last - RECENT))
+        decided = np.isfinite(latest.predicted) & (latest.preferences != 0.5)
+        chances, won = latest.predicted[decided], latest.preferences[decided] > 0.5
+        return {
+            "answers": len(latest.numbers),
+            "predicted": len(chances),
+            "right": int(((chances > 0.5) == won).sum()),
+            "expected": float(np.maximum(chances, 1.0 - chances).sum()),
+        }
 
     def _expect(self, dimension: int) -> None:
         expected = self.store.dimension

@@ -20,7 +20,7 @@ from fldb_flower.errors import DataError, FederationError, SettingsError, one_li
 from fldb_flower.secure import KEY
 
 _URL = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\]):(\d{1,5})/?", re.ASCII)
-_SECONDS = 300.0  # for a reply; the vault waits 30 s for a locked store
+_SECONDS = 300.0  # time limit of a reply; the vault waits 30 s for a locked store
 _BINARY = "application/octet-stream"
 
 

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from clients.learning import PersonalLearner
 
 # Public limits of what a device uses, with features of at most 1e100: squares are then finite.
-_LARGEST_SUM = 1e250  # of sums of products of features
-_LARGEST_VARIANCE = 1e90  # of an entry of theta
+_LARGEST_SUM = 1e250  # largest sum of products of features
+_LARGEST_VARIANCE = 1e90  # largest variance of an entry of theta
 _LEAST_V, _LARGEST_V = 1e-12, 1e6  # in units of 1 / scale; estimates are from 1e-3 to 10
 _MOST_AGENTS = 1e15  # each M_i is at most I / v
-_MOST_LOGIT = 1e3  # of a typical duel
+_MOST_LOGIT = 1e3  # largest logit of a typical duel
 
 _LOG = logging.getLogger(__name__)
 

@@ -240,7 +240,7 @@ def read_table(features: Any, names: Sequence[str] | None) -> Table:
     if sorted(used, key=str) != sorted(given, key=str):
         missing, unknown = Counter(used) - Counter(given), Counter(given) - Counter(used)
         found = [f"{', '.join(each)} {kind}" for each, kind in (
-            (missing, "missing"), (unknown, "unknown or there twice"),
+            (missing, "missing"), (unknown, "unknown or duplicated"),
         ) if each]  # fmt: skip
         valid = f"must be {', '.join(used)}"
         raise DataError(one_line(f"features: columns {'; '.join(found)}; {valid}"))

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _COMMON, _PERSONAL, _SHAPED = 1, 2, 3  # kinds of estimates and, but the last, of statistics
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
 _MIB = 2**20
-_HEADER_BYTES = 128  # of a vector's .npy
+_HEADER_BYTES = 128  # size of the header of a vector's .npy
 
 
 def _counts(numbers: Any, length: int) -> list[int]:
@@ -93,7 +93,7 @@ class BroadcastHeader(NamedTuple):
                 " versions of fldb-flower; nothing was sent"
             ) from None
         if header.estimate > _SHAPED or header.statistics > _PERSONAL or max(header[4:]) > 1:
-            raise DataError(f"the server's broadcast has the header {list(header)}: not known")
+            raise DataError(f"the server's broadcast has an unknown header, {list(header)}")
         return header
 
 
@@ -119,7 +119,7 @@ class DeviceRequest(NamedTuple):
     counted: int  # number of the last answer that the server has counted
     device: str  # that ``counted`` refers to; a device with another id replies with its id only
     upto: int  # the last answer to cover if the same duels are asked about again, else -1
-    duels: int  # of all devices, that the estimate is based on
+    duels: int  # duels of all devices on which the estimate is based
     features: Features | None = None  # of the federation, as text
 
     @classmethod

@@ -1,8 +1,9 @@
 """`fldb demo`: a federation of devices on this machine, with simulated users.
 
 Starts a SuperLink, SuperNodes and preference services as on real devices (TLS, keys). Simulated
-users answer duels between drinks. Each step of the start, each exchange and each round is
-printed. One device is yours: open its page and answer duels too. Ctrl-C stops everything.
+users answer duels between drinks. The steps of the start, the exchanges of the first round, and
+each round are printed. One device is yours: open its page and answer duels too. Ctrl-C stops
+everything.
 
 With ``--secure``, the server obtains only noisy sums, with the help of one more process, the
 helper. Noise that protects people needs hundreds of devices, so the demo uses a large epsilon.
@@ -132,11 +133,8 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
             csv.writer(table).writerows([("arm", "text", *FEATURES), *rows])
         _say(f"the logs are in {federation.folder / 'logs'}")
         if arguments.secure:
-            _say(
-                f"secure sums with epsilon={_EPSILON:g}: this protects nobody, and only shows how"
-                " the parts work; epsilon=3 needs hundreds of devices"
-            )
-            _say("the helper runs on this machine; in a deployment, another party runs it")
+            _say(f"secure sums with epsilon={_EPSILON:g}, a limit too large to protect anybody")
+            _say("for epsilon=3, hundreds of devices are needed, and another party runs the helper")
         federation.start(_say)
         taken = federation.devices[: arguments.people]
         stop = threading.Event()
@@ -152,8 +150,10 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
             (federation.results / _SUMMARY).unlink(missing_ok=True)  # of an earlier demo
             rounds = "each is one report of every device"
             if not arguments.secure:
-                rounds = "the first one takes several exchanges"
+                rounds = f"the first one takes about {_FIRST_EXCHANGES} exchanges"
             _say(f"starting the rounds; {rounds}")
+            if taken:
+                _say("correct: pairs of drinks that the estimate orders as the simulated users do")
             run = federation.run(
                 algorithm="fldb-ons",
                 **({"privacy_clip": _CLIP} if arguments.secure else {}),
@@ -175,13 +175,12 @@ def report(
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
     before = seen = len(federation.rounds())
     of = f" of {before + arguments.rounds}" if arguments.rounds else ""
-    first = 1 if arguments.secure else _FIRST_EXCHANGES
     printed, state = 0, ""
     while time.monotonic() < deadline:
         ended = not run.is_running
         waits = _WAITS.findall(run.output())
         for line in waits[printed:]:
-            if (shown := progress(line, of, first)) != state:
+            if (shown := progress(line, of)) != state and shown:
                 _say(shown)
             state = shown
         printed = len(waits)
@@ -189,9 +188,8 @@ def report(
         rows = federation.rounds()[: model["round"]] if model else []
         for row in rows[seen:]:
             line = f"round {row['round']}{of}: {_line(row)}"
-            if model and not any(map(_answers, federation.devices[arguments.people :])):
-                cosine = _cosine(model["theta_sync"], theta)
-                line += f", cosine to the hidden theta {cosine:.3f}"
+            if model and arguments.people:
+                line += f"; {correct(model['theta_sync'], theta):.0%} of all pairs correct"
             _say(line)
         seen = len(rows)
         if ended and not (federation.results / _SUMMARY).exists():
@@ -202,39 +200,32 @@ def report(
         time.sleep(_POLL_SECONDS)
 
 
-def progress(line: str, of: str, first: int) -> str:
-    """Return a line of the server about a wait, without the parts that change during the wait.
+def progress(line: str, of: str) -> str:
+    """Return a line of the server about a wait without the parts that change in it.
 
-    ``of`` is the text after the number of a round, and ``first`` the number of exchanges that the
-    first round takes.
+    ``of`` is the text after the number of a round. A later round is one exchange, and its wait has
+    no line of its own.
     """
     found = _EXCHANGE.match(line)
     if found is None:
         return line.partition(", waiting up to")[0]
     name, count = found[1], int(found[2])
-    most = max(count, first if name == "round 1" else 1)
-    return f"{name}{of}: exchange {count} of about {most}"
+    return f"{name}{of}: exchange {count}" if name == "round 1" else ""
 
 
 def _line(row: dict[str, str]) -> str:
+    devices = f"{row['contributed']} of {row['asked']} devices"
     if not row["predicted"]:
-        devices, duels = row["contributed"], row["duels"]
-        return f"the server learns a noisy sum over {devices} devices, with about {duels} duels"
-    agreement = f"{float(row['agreement']):.0%} as predicted" if row["agreement"] else "no forecast"
-    share = int(row["contributed"]) / int(row["asked"])
-    return f"{row['duels']} duels, {share:.0%} of the devices took part, {agreement}"
+        return f"a noisy sum over {devices}, about {row['duels']} duels"
+    return f"{row['duels']} duels, {devices}"
 
 
-def _answers(device: Device) -> int:
-    try:
-        return int(device.ask("/status")["answered"])
-    except FederationError:
-        return 0
-
-
-def _cosine(found: Sequence[float], theta: FloatArray) -> float:
-    lengths = float(np.linalg.norm(found) * np.linalg.norm(theta))
-    return float(found @ theta) / lengths if lengths else 0.0
+def correct(found: Sequence[float], theta: FloatArray) -> float:
+    """Return the share of all pairs of drinks that an estimate, (d,), orders as ``theta`` does."""
+    features = np.array([arm["features"] for arm in arms()])
+    first, second = np.triu_indices(len(features), 1)
+    differences = features[first] - features[second]
+    return float(np.mean((differences @ np.array(found) > 0) == (differences @ theta > 0)))
 
 
 def _say(line: str) -> None:

@@ -31,7 +31,7 @@ from strategies.helper_client import HelperClient
 from strategies.secure import PlannedExchanges, SecureChannel
 
 CONFIG, ROUNDS, UPLOADS, DEMAND = "config.json", "rounds.csv", "uploads.csv", "round-now"
-REPORT_SECONDS = 15.0  # between two lines about one wait
+REPORT_SECONDS = 15.0  # time between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
 _DUE_POLL_SECONDS = 0.2
 _CONNECT_POLL_SECONDS = 0.5
@@ -183,6 +183,7 @@ class DeviceServer:
         self._asked = 0  # devices, in this wait
         self._sends_last = False
         self._is_warned = self._settings.is_private or devices.features is not None  # about units
+        self._is_explained = False  # what the share of correct predictions means
         self._predicted: list[Tally] = []  # of the last rounds with predictions
         self.round = directory.restore(self.strategy, devices)  # the last one that was counted
         if self.round:
@@ -270,6 +271,9 @@ class DeviceServer:
             "rejected": "; ".join(line for each in exchanges for line in each.rejected),
         }
         self.directory.commit(row, strategy, self.devices)
+        if agreement is not None and not self._is_explained:
+            self._is_explained = True
+            self._say("devices show pairs that are close, so about 50% as predicted is normal")
         self._say(
             f"round {number}: {counted.duels} duels of {len(counted.uploads)} devices"
             f"{'' if agreement is None else f', {agreement:.0%} as predicted'};"

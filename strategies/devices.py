@@ -19,7 +19,7 @@ from fldb_flower.wire import DeviceUploadHeader, UploadError, decode_upload, unp
 from strategies.channel import Channel, Contribution, rivals
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
-_MOST_BYTES = 2**28  # of the file of features
+_MOST_BYTES = 2**28  # largest size of the file of features
 _NEW = -1  # `upto`: the device decides where its upload ends
 
 
@@ -34,7 +34,7 @@ class Tally(NamedTuple):
     uploads: tuple[tuple[str, int | None, int | None], ...] = ()
     predicted: Any = None  # duels whose preference was predicted, if it is known
     agreed: Any = None  # and those of them where people confirmed the prediction
-    held_back: str = ""  # which answers devices hold back for a later upload, in words
+    held_back: str = ""  # description of the answers that devices hold back for a later upload
 
 
 class DeviceChannel(Channel):
@@ -176,7 +176,7 @@ class DeviceChannel(Channel):
         self.duels += self.tally.duels
 
     def _held_back(self) -> str:
-        """Return in words which answers devices hold back and why; empty if there are none."""
+        """Describe the answers that devices hold back, and why; empty if there are none."""
         headers = [each.claim for each in self.contributions.values() if each.claim.held]
         if not headers:
             return ""

@@ -77,7 +77,7 @@ MOST_PARTS = 2**18
 FAR = 8.0
 """Standard deviations of noise beyond which a sum is out of range: one in 10^15 values."""
 
-_MOST_NAMES = 3  # in a line of the log
+_MOST_NAMES = 3  # names in a line of the log
 _STEP = 2.0  # largest factor of the rate in one exchange
 _LOG = getLogger("flwr")
 

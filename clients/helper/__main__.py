@@ -37,7 +37,7 @@ MOST_BYTES = 80 * 2**20
 BODY_SECONDS = 120.0
 """Time limit for the body of a request."""
 
-_STOP_SECONDS = 40  # for open requests
+_STOP_SECONDS = 40  # time for open requests to end
 _KEY_SECONDS = 3600.0  # between two removals of expired keys
 _COUNTS = {
     "answers": "Answers that were computed.",

@@ -87,6 +87,47 @@ function drawWeights({ weights: perUnit, deviations, names, scales, directions }
   }));
 }
 
+const SUMMARY = 50; // answers from which on there is a summary
+const SHORT = 60; // longest name of an option in it
+
+const nameOf = ({ text, key }) => {
+  const name = text || key || "a picture";
+  return name.length > SHORT ? `${name.slice(0, SHORT)}…` : name;
+};
+const listed = (names) => new Intl.ListFormat("en").format(names);
+const percent = (share) => Math.round(100 * share);
+
+/** Return what was learned, how certain it is, and how well it predicts, as sentences. */
+function findings({ own, weights, deviations, names }, favourites, { predicted, right, expected }) {
+  const found = [];
+  if (favourites.length) {
+    const [{ preferred, low, high }, ...others] = favourites;
+    const best = `${own ? "Your favourite" : "The favourite of all devices"}: ${nameOf(favourites[0])}. ` +
+      `It is preferred to an average option in ${percent(preferred)}% of cases (95% interval: ${percent(low)} to ${percent(high)}%).`;
+    found.push(others.length ? `${best} Next: ${listed(others.slice(0, 2).map(nameOf))}.` : best);
+  }
+  if (names) {
+    const clear = (sign) => names.filter((_, index) => sign * weights[index] > DEVIATIONS * deviations[index]);
+    const parts = [["more ", clear(1)], ["less ", clear(-1)]].filter(([, some]) => some.length).map(([how, some]) => how + listed(some.slice(0, 5)));
+    found.push(parts.length ? `Clearly preferred: ${parts.join("; ")}.` : "No feature is clearly preferred yet.");
+  }
+  if (predicted) {
+    found.push(`${right} of the last ${plural(predicted, "prediction")} were right, and about ${Math.round(expected)} were expected. The two options of a pair are chosen to be close, which makes answers hard to predict.`);
+  }
+  return found;
+}
+
+function drawSummary({ answered }, weights, favourites, predictions) {
+  const sentences = predictions.answers < SUMMARY ? [] : findings(weights, favourites, predictions);
+  byId("summary").hidden = !sentences.length;
+  byId("summary-title").textContent = `Thank you for ${plural(answered, "answer")}`;
+  byId("findings").replaceChildren(...sentences.map((sentence) => {
+    const row = element("li", "", sentence);
+    row.dir = "auto";
+    return row;
+  }));
+}
+
 let learnedFrom = ""; // the state of the device that is drawn
 let drawings = 0;
 
@@ -96,9 +137,9 @@ async function drawLearned(status) {
   const state = JSON.stringify([answered, counted, received, dimension]);
   if (state === learnedFrom) return;
   const number = ++drawings;
-  let weights, favourites;
+  let weights, favourites, predictions;
   try {
-    [weights, favourites] = await Promise.all([ask("/weights"), ask("/favourites")]);
+    [weights, favourites, predictions] = await Promise.all([ask("/weights"), ask("/favourites"), ask("/predictions")]);
   } catch (error) {
     if (error instanceof Unreachable || error instanceof WrongToken) return; // the next status draws it
     throw error;
@@ -109,4 +150,5 @@ async function drawLearned(status) {
   byId("learned-note").textContent = sourceOf(status, weights.data);
   drawFavourites(favourites.data, weights.data.own);
   drawWeights(weights.data);
+  drawSummary(status, weights.data, favourites.data, predictions.data);
 }

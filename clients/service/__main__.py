@@ -31,7 +31,7 @@ from fldb_flower.system.commands import Parser, bounded
 
 PORT = 8377
 _NODE_TOKEN_MODE = 0o640  # at most: the SuperNode's user reads it as a member of the group
-_STOP_SECONDS = 40  # for open requests, which wait for a locked store for 30 seconds at most
+_STOP_SECONDS = 40  # time for open requests to end; they wait up to 30 s for a locked store
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -102,6 +102,15 @@ class Prediction(Model):
     probability: float = described("P(first preferred), from 0 to 1.", 0.73)
 
 
+class Predictions(Model):
+    """How many of the last 50 answers were predicted correctly."""
+
+    answers: int = described("How many of the last 50 answers are left on the device.", 50)
+    predicted: int = described("Answers, ties excluded, with a prediction.", 47)
+    right: int = described("Correct predictions.", 31)
+    expected: float = described("Number that the estimate expected to be correct.", 29.6)
+
+
 class Ranking(Model):
     """Arms by their predicted rewards, best first."""
 

@@ -17,7 +17,7 @@ from fldb_flower.linalg.arrays import FloatArray, finite_number
 from fldb_flower.system.files import read_file
 
 _MOST_BYTES = 2**24
-_LEAST, _LARGEST = 1e-100, 1e100  # of a scale
+_LEAST, _LARGEST = 1e-100, 1e100  # limits of a scale
 _VALID = "it must have the header feature,scale and a line per feature with a scale above 0"
 
 

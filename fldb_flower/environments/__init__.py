@@ -238,7 +238,7 @@ def feature_names(settings: Settings) -> list[str] | None:
 
 
 def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ...]) -> None:
-    """Raise a DataError if ``contexts`` did not return arrays with these shapes, unmasked.
+    """Raise a DataError unless ``contexts`` returned unmasked arrays with these shapes.
 
     ``shape`` is that of the features, (agents, iterations, arms, d).
     """

@@ -36,7 +36,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "pdf": ("CreationDate", "Producer"),
 }
 """Formats of figures, and the metadata that depend on the date or Matplotlib's version."""
-_COLORS = 128  # of a PNG image
+_COLORS = 128  # colors of a PNG image
 _LOG = logging.getLogger("fldb_flower")
 _BACKEND = "MPLBACKEND"
 
@@ -57,8 +57,8 @@ MARKER_CODES = {
 """Matplotlib's codes of the markers of styles."""
 _THIN: dict[str, Any] = {"elinewidth": 0.8, "capthick": 0.8}  # error bars
 _MAX_BANDS = 5  # with more curves, error bars at a few points
-_BARS = 5  # of each of these curves
-_MAX_POINTS = 1000  # of a curve
+_BARS = 5  # number of error bars per curve
+_MAX_POINTS = 1000  # largest number of points of a curve
 MAX_LABELS = 40
 """Largest number of curves of a plot that have labels."""
 _LINE = 1.4  # height of a line of a label in font sizes

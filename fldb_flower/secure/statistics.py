@@ -47,7 +47,7 @@ class Shared:
 
     broadcast: Broadcast
     settings: Settings  # of the server's run, as far as a device needs them
-    duels: int  # about the number, of all devices, that the estimate is based on
+    duels: int  # approximate number of duels of all devices on which the estimate is based
     units: dict[str, float]  # of the parts of the vector; empty if nothing is requested
     features: Features | None = None  # of the federation
 

@@ -25,9 +25,9 @@ from simulations.engines import SLOW_START, STARTS
 from simulations.engines.vectorized import Worker, joined, split
 
 LOCAL = "local"  # address for which Ray starts a cluster on this machine
-REPLAYED = 32  # exchanges after which the state of the agents is saved again, at least
-ATTEMPTS = 4  # of a call if actors are lost
-START_SECONDS = 300.0  # for all actors to start
+REPLAYED = 32  # minimum number of exchanges between two saved states of the agents
+ATTEMPTS = 4  # attempts of a call if actors are lost
+START_SECONDS = 300.0  # time limit for the start of all actors
 _RELEASE_SECONDS, _POLL_SECONDS, _CONNECT_SECONDS = 20.0, 0.05, 10.0
 _CATALOGUES: tuple[Catalogue, ...] = (ALGORITHMS, SELECTIONS, ENVIRONMENTS)
 _LOG = logging.getLogger("fldb_flower")

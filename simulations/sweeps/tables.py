@@ -30,9 +30,9 @@ from simulations.saved_runs import (
 )
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
-_MAX_ROWS = 60  # of the printed table
-_MAX_LETTERS = 40  # of a line of a label
-_LABEL_HEIGHT = 0.14  # of a line of a label, in inches
+_MAX_ROWS = 60  # rows of the printed table
+_MAX_LETTERS = 40  # letters in a line of a label
+_LABEL_HEIGHT = 0.14  # height of a line of a label, in inches
 
 
 def report(
