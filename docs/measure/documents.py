@@ -24,10 +24,12 @@ from statistics import median
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, TemplateError
+from scipy.stats import t
 
 import capacity
 import measured
 import pictures
+import tuning
 from pictures import sem
 from simulations import figures
 
@@ -72,6 +74,30 @@ def holds(*ascending: Sequence[float]) -> str:
     return "within noise"
 
 
+def verdict(reference: Sequence[float], values: Sequence[float], margin: float = 0.1) -> str:
+    """Compare the means of a measure, a list of values by seed, with those of a reference.
+
+    ``equal``: two one-sided 5 % t-tests reject differences of ``margin`` times the reference's mean
+    or more: the 90 % interval of the paired difference lies within them. Otherwise ``larger`` or
+    ``smaller`` if the difference is larger than two of its standard errors, else ``undecided``.
+    """
+    difference = paired(reference, values)
+    middle, error = mean(difference), sem(difference)
+    half = float(t.ppf(0.95, len(difference) - 1)) * error
+    if abs(middle) + half < margin * abs(mean(reference)):
+        return "equal"
+    if abs(middle) <= 2 * error:
+        return "undecided"
+    return "larger" if middle > 0 else "smaller"
+
+
+def difference(reference: Sequence[float], values: Sequence[float], digits: int = 1) -> str:
+    """Format the difference ``values - reference``, paired by seed, with its :func:`verdict`."""
+    own, word = paired(reference, values), verdict(reference, values)
+    shown = "equal within 10 %" if word == "equal" else word
+    return f"{signed(mean(own), digits)} ± {fixed(sem(own), digits)} ({shown})"
+
+
 def page_of(template: Path) -> Path:
     """Return the path of the page of a template: ``README.md`` in the root, others in ``docs``."""
     name = template.relative_to(TEMPLATES).as_posix().removesuffix(".j2")
@@ -91,6 +117,7 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
         mean=mean, median=median, sem=sem, mean_sem=mean_sem, fixed=fixed, signed=signed
     )
     environment.globals.update(paired=paired, holds=holds, capacity=capacity)
+    environment.globals.update(verdict=verdict, difference=difference, tuning=tuning)
     rendered = {}
     for template in sorted(TEMPLATES.rglob("*.md.j2")):
         place = template.relative_to(ROOT).as_posix()
@@ -139,9 +166,15 @@ def recompute(name: str, content: Any) -> None:
     if name == "figures":
         content = make_figures()
     else:
+        content = tuning.problems() if name == "tuned" else content
+        if name == "personal":
+            tuning.extend(content)
+        tuning.tune(content)
         measured.repeat(content)
     measured.write(measured.FOLDER / f"{name}.json", content)
     pictures.draw(name, content)
+    if name == "tuned":
+        tuning.write_curves(content)
 
 
 def make_figures() -> dict[str, Any]:
