@@ -160,7 +160,7 @@ def draw_scale(figure: Figure, rows: list[dict[str, Any]]) -> None:
     panels = figure.subplots(2, 2, sharey=True)
     lines: dict[str, Any] = {}
     for axes, (name, (_, sizes)) in zip(panels.flat, VARIED.items(), strict=True):
-        styles = iter(shades_of(BASE["algorithm"], 2 * table["backend"].nunique()))
+        styles = iter(shades_of(str(BASE["algorithm"]), 2 * table["backend"].nunique()))
         for backend, part in table[table["varied"] == name].groupby("backend"):
             shown = {"time (s)": part["seconds"], "peak memory (GB)": part["peak MB"] / 1000}
             for kind, values in shown.items():
