@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from fldb_flower.errors import SettingsError, one_line, shown
 
-Agents = Literal["common", "local", "personal", "uniform"]
+Agents = Literal["common", "local", "personal", "uniform", "pooled"]
 Exchanges = Literal["none", "one", "several_first", "several"]
 _NAMES = {"agents": get_args(Agents), "exchanges": get_args(Exchanges)}
 T = TypeVar("T", bound=Callable[..., Any])
@@ -124,6 +124,7 @@ ALGORITHMS = Catalogue(
     alone=_algorithm("base:Independent", agents="personal", **_ALONE),
     ldb=_algorithm("base:Independent", agents="local", **_ALONE),
     random=_algorithm("base:Independent", agents="uniform", **_ALONE),
+    coldb=_algorithm("coldb:COLDB", agents="pooled", **_ALONE),
 )
 
 SELECTIONS = Catalogue(
@@ -159,8 +160,10 @@ def register_algorithm(
     ----------
     name : str
         Value of the setting ``algorithm``, in snake_case.
-    agents : {"common", "local", "personal", "uniform"}
-        How agents select: by the server's estimate, their own, their own with a prior, or chance.
+    agents : {"common", "local", "personal", "uniform", "pooled"}
+        How agents select: by the server's estimate, their own, their own with a prior, chance, or
+        the class attribute ``policy`` of the algorithm, for all agents at once
+        (``engine=vectorized`` only).
     keeps_duels : bool
         Whether agents keep counted duels, for exchanges with ``scope="all"``.
     online : bool

@@ -250,6 +250,8 @@ class Settings(Checked):
         deviations.
     :personal_variance: FLDB-Personal: v, how much agents differ, in squared units of theta; auto:
         estimated from predictions.
+    :coldb_edge: COLDB: factor on the distance of two agents' estimates above which they are not in
+        the same cluster.
     :refit_ratio: LDB, alone, FLDB-Personal: agents fit theta_i to all own duels whenever their
         number has grown by this ratio, with a step of O(d^2) for each duel between; 1: after each
         duel.
@@ -324,6 +326,7 @@ class Settings(Checked):
     personal_ridge: float = setting(1.0, POSITIVE)
     personal_width: float = setting(0.5, NOT_NEGATIVE)
     personal_variance: float | str = setting(AUTO, POSITIVE)
+    coldb_edge: float = setting(1.0, NOT_NEGATIVE)
     refit_ratio: float = setting(1.0, Limits(1, MAX_REAL))
     half_life: float | str = setting(NONE, Limits(0.01, 1e9))
     max_difference: float | str = setting(AUTO, POSITIVE)

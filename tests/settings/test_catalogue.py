@@ -370,7 +370,7 @@ OTHER = {  # another value of each setting that may be without effect
     "step_index": "round", "projection_center": "current", "projection_radius": 0.05,
     "solver": "gd", "gd_steps": 2, "gd_step_size": 0.01, "first_round": "step", "ons_ridge": 3.0,
     "ons_width": 0.1, "personal_ridge": 3.0, "personal_width": 2.0, "personal_variance": 0.3,
-    "refit_ratio": 9.0, "matrix_form": "diagonal", "max_difference": 2.0,
+    "coldb_edge": 0.05, "refit_ratio": 9.0, "matrix_form": "diagonal", "max_difference": 2.0,
     "environment.sigma": 0.4, "environment.directions": 1, "environment.clusters": 2,
     "environment.users": "persistent", "environment.scale": "none", "privacy.delta": 1e-3,
     "privacy.unit": "answer", "privacy.clip": 1.5, "privacy.min_variance": 0.5,
