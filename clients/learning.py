@@ -14,9 +14,9 @@ from fldb_flower.bandit.estimate import (
     LONGEST,
     PRIVATE_LONGEST,
     START,
-    VARIANCES,
     CommonPrior,
     ShareChange,
+    num_hypotheses,
     scale_of,
 )
 from fldb_flower.bandit.estimates import PersonalEstimates
@@ -138,7 +138,7 @@ class PersonalLearner:
         before, count = len(known.numbers), len(new.numbers)
         # One scale for the whole share.
         self._squares, self._count = _squares(known) + _squares(new), before + count
-        estimates, losses = self._estimates, np.zeros(len(VARIANCES))
+        estimates, losses = self._estimates, np.zeros(num_hypotheses(self._prior))
         estimates.receive(self._prior, self._own, self._scale())
         if before:
             estimates.add_many(known.differences[None], known.preferences[None])
@@ -150,8 +150,9 @@ class PersonalLearner:
                 losses += estimates.losses(x[None], y[None])[0]
             estimates.add_many(differences[None], preferences[None])
             begin = end
-        precision, shift = estimates.shares()
-        return ShareChange(precision[0], shift[0], losses, _squares(new), members=1.0)
+        precision, shift, gradient = estimates.shares()
+        scatter = None if self._prior.shape is None else np.outer(gradient[0], gradient[0])
+        return ShareChange(precision[0], shift[0], losses, _squares(new), 1.0, scatter)
 
     def relative(self, known: Evidence, new: Evidence) -> ShareChange:
         """Return the share relative to the mean of the prior: ``m - M mean`` in place of m."""

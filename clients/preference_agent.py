@@ -25,6 +25,7 @@ from clients.validation import (
     read_table,
     shortened,
 )
+from fldb_flower.bandit.directions import directions_of
 from fldb_flower.bandit.preference import logistic
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
@@ -98,6 +99,9 @@ class Weights:
     scales : list of float
         A typical deviation of each feature. A weight times its scale does not depend on the unit of
         the feature.
+    directions : list of dict
+        FLDB-Personal: the directions in which people differ most, each with its ``share`` of the
+        variance and its ``weights`` by feature; empty if the server does not estimate them.
 
     Examples
     --------
@@ -105,7 +109,7 @@ class Weights:
 
     >>> from clients.preference_agent import PreferenceAgent
     >>> PreferenceAgent("duels.db").explain()
-    Weights(weights=[], deviations=[], names=None, own=True, scales=[])
+    Weights(weights=[], deviations=[], names=None, own=True, scales=[], directions=[])
     """
 
     weights: list[float]
@@ -113,6 +117,7 @@ class Weights:
     names: list[str] | None
     own: bool
     scales: list[float]
+    directions: list[dict[str, Any]]
 
 
 class PreferenceAgent:
@@ -400,12 +405,14 @@ class PreferenceAgent:
         """
         dimension, names = self.store.dimension, self.store.feature_names
         if dimension is None:
-            return Weights([], [], names, own=True, scales=[])
+            return Weights([], [], names, own=True, scales=[], directions=[])
         selector = self._current(dimension)
         learner, features = selector.learner, selector.features
         numbers = (features.per_unit(learner.theta), features.per_unit(learner.deviations()))
         weights, deviations, scales = (each.tolist() for each in (*numbers, features.scales))
-        return Weights(weights, deviations, names, selector.is_own, scales)
+        last = self.store.synchronized()
+        differ = directions_of(last.prior, names) if last and last.prior else []
+        return Weights(weights, deviations, names, selector.is_own, scales, differ)
 
     def forget(self) -> Forgotten:
         """Remove all open duels and answers from this device.

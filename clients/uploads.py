@@ -11,7 +11,13 @@ import numpy as np
 
 from clients.store import DuelStore, Evidence, Synchronization
 from fldb_flower.bandit.duels import clipped
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange, private_prior
+from fldb_flower.bandit.estimate import (
+    VARIANCES,
+    CommonPrior,
+    ShareChange,
+    num_hypotheses,
+    private_prior,
+)
 from fldb_flower.bandit.features import Features
 from fldb_flower.bandit.limits import units_of
 from fldb_flower.errors import ConvergenceError, DataError, SettingsError, one_line
@@ -109,7 +115,8 @@ class UploadMaker:
             scaled = (each.scaled(self._scales) for each in read)
             return self._learner(broadcast, own).share(*scaled)
 
-        change = self._store.share_change(start, end, share, self._features)
+        hypotheses = num_hypotheses(broadcast.play and broadcast.play.estimate)
+        change = self._store.share_change(start, end, share, self._features, hypotheses)
         return ShareUpload(len(duels.numbers), *change), duels
 
     def _statistics(self, broadcast: Broadcast, differences: Array, preferences: Array) -> Upload:

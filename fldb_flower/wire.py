@@ -48,7 +48,6 @@ from fldb_flower.federation.exchange import (
     PlayRequest,
     ShareUpload,
     Upload,
-    length_of,
 )
 from fldb_flower.linalg.arrays import Array, FloatArray
 from fldb_flower.linalg.linear import Form, pack
@@ -56,7 +55,7 @@ from fldb_flower.linalg.linear import Form, pack
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, RecordDict
 
-_COMMON, _PERSONAL = 1, 2  # kinds of estimates and statistics
+_COMMON, _PERSONAL, _SHAPED = 1, 2, 3  # kinds of estimates and, but the last, of statistics
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
 _MIB = 2**20
 _HEADER_BYTES = 128  # of a vector's .npy
@@ -93,7 +92,7 @@ class BroadcastHeader(NamedTuple):
                 "the server's broadcast has another format: the server and this node use different"
                 " versions of fldb-flower; nothing was sent"
             ) from None
-        if max(header.estimate, header.statistics) > _PERSONAL or max(header[4:]) > 1:
+        if header.estimate > _SHAPED or header.statistics > _PERSONAL or max(header[4:]) > 1:
             raise DataError(f"the server's broadcast has the header {list(header)}: not known")
         return header
 
@@ -184,6 +183,8 @@ def encode_broadcast(broadcast: Broadcast) -> tuple[FloatArray, BroadcastHeader]
     if isinstance(estimate, CommonPrior):
         numbers = np.array([estimate.variance, estimate.scale])
         parts, kind = [*parts, estimate.shift, pack(estimate.precision), numbers], _PERSONAL
+        if estimate.shape is not None:
+            parts, kind = [*parts, np.array([estimate.mix]), pack(estimate.shape)], _SHAPED
     elif estimate is not None:
         parts, kind = [*parts, estimate.theta_sync, pack(estimate.information)], _COMMON
     return _vector(parts), BroadcastHeader(
@@ -202,19 +203,26 @@ def decode_broadcast(vector: FloatArray, header: BroadcastHeader, form: Form) ->
     if vector.dtype != np.float64:
         raise ValueError(f"a broadcast of {vector.dtype} instead of float64")
     d, kind, has_theta = form.dimension, header.estimate, header.statistics == _COMMON
-    lengths = [d * has_theta, d * (kind > 0), form.size * (kind > 0), 2 * (kind == _PERSONAL)]
+    lengths = [
+        d * has_theta, d * (kind > 0), form.size * (kind > 0),
+        2 * (kind >= _PERSONAL), kind == _SHAPED, form.size * (kind == _SHAPED),
+    ]  # fmt: skip
     if vector.shape != (sum(lengths),):
         size = (sum(lengths),)
         raise ValueError(f"a broadcast of shape {vector.shape}; dimension={d} implies {size}")
     if not np.isfinite(vector).all():
         raise ValueError("a broadcast with a number that is not finite")
-    theta_hat, first, matrix, numbers = _parts(vector, lengths)
+    theta_hat, first, matrix, numbers, mix, shape = _parts(vector, lengths)
     estimate: Estimate | CommonPrior | None = None
-    if kind == _PERSONAL:
+    if kind >= _PERSONAL:
         variance, scale = numbers.tolist()
         if not (variance > 0.0 and scale >= 0.0):
             raise ValueError(f"a prior with v={variance:g} and scale={scale:g}")
         estimate = CommonPrior(form.unpack(matrix), first, variance, scale)
+        if kind == _SHAPED:
+            estimate = estimate._replace(shape=form.unpack(shape), mix=float(mix[0]))
+            if not np.linalg.eigvalsh(estimate.covariance())[0] > 0.0:
+                raise ValueError("a prior whose V is not positive definite")
     elif kind:
         estimate = Estimate(first, form.unpack(matrix))
     plays = header.estimate or header.last
@@ -240,7 +248,7 @@ def encode_upload(upload: AnyUpload, broadcast: Broadcast) -> FloatArray:
 def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form: Form) -> Any:
     """Invert :func:`encode_upload`; raise UploadError for a wrong shape, dtype or number."""
     parts = broadcast.parts
-    size, places = _layout(parts, form)
+    size, places = _layout(tuple(broadcast.lengths(form)))
     if vector.dtype != np.float64:
         raise UploadError(f"dtype {vector.dtype} instead of float64")
     if vector.shape != (size,):
@@ -262,9 +270,9 @@ def decode_upload(vector: FloatArray, num_duels: int, broadcast: Broadcast, form
 
 
 @functools.lru_cache(maxsize=64)
-def _layout(parts: tuple[str, ...], form: Form) -> tuple[int, list[slice]]:
+def _layout(lengths: tuple[int, ...]) -> tuple[int, list[slice]]:
     """Return the size of an upload's vector, and where its parts are."""
-    ends = [0, *itertools.accumulate(length_of(part, form) for part in parts)]
+    ends = [0, *itertools.accumulate(lengths)]
     return ends[-1], [slice(*place) for place in itertools.pairwise(ends)]
 
 

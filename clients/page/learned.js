@@ -57,7 +57,7 @@ function withMargin(value, margin) {
 }
 
 /** Draw the largest components of theta, times the scales of features, with their 95 % intervals. */
-function drawWeights({ weights: perUnit, deviations, names, scales }) {
+function drawWeights({ weights: perUnit, deviations, names, scales, directions }) {
   const weights = perUnit.map((weight, index) => weight * scales[index]);
   const most = weights.reduce((found, value) => Math.max(found, Math.abs(value)), 0);
   const largest = weights
@@ -69,7 +69,8 @@ function drawWeights({ weights: perUnit, deviations, names, scales }) {
   byId("weights").hidden = !largest.length;
   byId("weights-note").textContent =
     "What a typical difference counts. To the right: more of the feature is preferred. To the left: less of it is preferred. ± and lines: 95 % intervals." +
-    (weights.length > BARS ? ` The largest ${BARS} of ${weights.length} weights are shown.` : "");
+    (weights.length > BARS ? ` The largest ${BARS} of ${weights.length} weights are shown.` : "") +
+    (directions.length ? ` People differ most in ${Object.keys(directions[0].weights).slice(0, 3).join(", ")}.` : "");
   byId("bars").replaceChildren(...largest.map(({ value, margin, name }) => {
     const row = element("li", "");
     const track = element("span", "track");

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from fldb_flower.bandit.estimate import VARIANCES
+from fldb_flower.bandit.estimate import MIXES, VARIANCES
 from fldb_flower.errors import DataError, OutputError, one_line, shown
 from fldb_flower.settings import MAX_DIMENSION
 
@@ -94,8 +94,9 @@ def _is(kind: str, least: float, most: float) -> str:
     return f"typeof({{0}}) = '{kind}' AND {{0}} BETWEEN {least!r} AND {most!r}"
 
 
-def _floats(count: int) -> str:
-    return f"typeof({{0}}) = 'blob' AND length({{0}}) = {8 * count}"
+def _floats(*counts: int) -> str:
+    lengths = " OR ".join(f"length({{0}}) = {8 * count}" for count in counts)
+    return f"typeof({{0}}) = 'blob' AND {lengths if len(counts) == 1 else f'({lengths})'}"
 
 
 def _json(condition: str) -> str:
@@ -107,6 +108,10 @@ def _conditions(d: int) -> dict[str, dict[str, str]]:
     null, text, blob = "{0} IS NULL OR ", "typeof({0}) = 'text'", "typeof({0}) = 'blob'"
     count, number = _is("integer", 0, MAX_ANSWERS), _is("integer", 1, MAX_ANSWERS)
     seconds, duel, pair = _is("real", -1e15, 1e15), _floats(d + EXTRA), "json_array_length({0}) = 2"
+    triangle = d * (d + 1) // 2
+    prior = _floats(d + 2, d + 3 + triangle)
+    share = d + triangle + len(VARIANCES) + 1
+    shares = _floats(share, share + triangle + len(VARIANCES) * (len(MIXES) - 1))
     names = "NOT EXISTS (SELECT 1 FROM json_each({0}) AS each WHERE each.type != 'text')"
     return {
         "device": {
@@ -127,11 +132,9 @@ def _conditions(d: int) -> dict[str, dict[str, str]]:
         "synchronized": {
             "received": seconds, "round": count, "counted": count, "duels": count,
             "theta": _floats(d), "information": f"{blob} AND length({{0}}) % 8 = 0",
-            "parameters": _json("json_type({0}) = 'object'"), "prior": null + _floats(d + 2),
+            "parameters": _json("json_type({0}) = 'object'"), "prior": null + prior,
         },
-        "shares": {
-            "cut": number, "share": null + _floats(d + d * (d + 1) // 2 + len(VARIANCES) + 1),
-        },
+        "shares": {"cut": number, "share": null + shares},
         "secure": {"name": text, "content": blob},
     }  # fmt: skip
 

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from clients.store.database import EXTRA, MAX_ANSWERS, Database
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
+from fldb_flower.bandit.estimate import MIXES, VARIANCES, CommonPrior, ShareChange
 from fldb_flower.bandit.features import Features, mean_squares, parse_features
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
@@ -711,7 +711,10 @@ class DuelStore(Database):
         values = {**vars(received), "parameters": json.dumps(received.parameters)}
         features = values.pop("features")
         if prior is not None:
-            values["prior"] = np.append(prior.shift, [prior.variance, prior.scale])
+            numbers = [prior.shift, [prior.variance, prior.scale]]
+            if prior.shape is not None:
+                numbers += [[prior.mix], pack_symmetric(prior.shape)]
+            values["prior"] = np.concatenate(numbers)
         row = [v.tobytes() if isinstance(v, np.ndarray) else v for v in values.values()]
         with self.transaction():
             self._fix_dimension(received.theta.size)
@@ -731,9 +734,13 @@ class DuelStore(Database):
         theta, information = map(np.frombuffer, vectors)
         chosen, prior = json.loads(parameters), None
         if packed is not None:
-            *shift, variance, scale = np.frombuffer(packed).tolist()
-            precision = unpack_symmetric(information, len(shift))
-            prior = CommonPrior(precision, np.array(shift), variance, scale)
+            d = theta.size
+            shift, (variance, scale), mix, shape = np.split(
+                np.frombuffer(packed), [d, d + 2, d + 3]
+            )
+            prior = CommonPrior(unpack_symmetric(information, d), shift, variance, scale)
+            if shape.size:
+                prior = prior._replace(shape=unpack_symmetric(shape, d), mix=float(mix[0]))
         text = self._features_text()
         features = None if text is None else Features.from_json(text)
         estimate = theta, information, chosen, prior, features
@@ -764,8 +771,11 @@ class DuelStore(Database):
         end: int,
         compute: Callable[[tuple[FloatArray, FloatArray], Evidence, Evidence], ShareChange],
         features: Features | None = None,
+        hypotheses: int = len(VARIANCES),
     ) -> ShareChange:
         """Return the change between the shares at two cuts, the same each time.
+
+        It has so many log losses: shares of another ``personal_structure`` are converted.
 
         If the share at ``end`` is not stored, ``compute`` returns it from the share at ``start``,
         and the answers whose log losses are and are not part of earlier shares. It is not stored if
@@ -781,6 +791,8 @@ class DuelStore(Database):
             known, new = self.answers(first, scored), self.answers(scored, end)
             share = compute(self.share(start), known, new)
             numbers = [share.shift, pack_symmetric(share.precision), share.losses, [share.squares]]
+            if share.scatter is not None:
+                numbers.append(pack_symmetric(share.scatter))
             insert = (
                 "INSERT INTO shares SELECT position, ? FROM cuts"
                 " WHERE position = ? AND NOT forgotten ON CONFLICT DO NOTHING"
@@ -790,15 +802,17 @@ class DuelStore(Database):
         with self.reading():
             if start < end and not self.has_share(end):
                 raise self._forgotten(end)
-            before, after = self._share(start), self._share(end)
+            before, after = (self._share(cut).converted(hypotheses) for cut in (start, end))
             query = "SELECT cut FROM shares WHERE cut > ? AND cut <= ? ORDER BY cut"
-            shares = [self._share(cut) for (cut,) in self.rows(query, start, end)]
+            rows = self.rows(query, start, end)
+            shares = [self._share(cut).converted(hypotheses) for (cut,) in rows]
         return ShareChange(
             precision=after.precision - before.precision,
             shift=after.shift - before.shift,
-            losses=sum((each.losses for each in shares), np.zeros(len(VARIANCES))),
+            losses=sum((each.losses for each in shares), np.zeros(hypotheses)),
             squares=math.fsum(each.squares for each in shares),
             members=after.members - before.members,
+            scatter=None if after.scatter is None else after.scatter - before.scatter,
         )
 
     def _share_span(self, start: int, end: int) -> tuple[int, int]:
@@ -823,8 +837,15 @@ class DuelStore(Database):
         d, stored = self.dimension or 0, self.value("SELECT share FROM shares WHERE cut = ?", cut)
         if stored is None:
             return ShareChange(np.zeros((d, d)), np.zeros(d), np.zeros(len(VARIANCES)), 0.0, 0.0)
-        shift, packed, rest = np.split(np.frombuffer(stored), [d, d + d * (d + 1) // 2])
-        return ShareChange(unpack_symmetric(packed, d), shift, rest[:-1], float(rest[-1]), 1.0)
+        numbers, triangle = np.frombuffer(stored), d * (d + 1) // 2
+        end = d + triangle + len(VARIANCES)
+        scatter = None
+        if numbers.size > end + 1:
+            end += len(VARIANCES) * (len(MIXES) - 1)
+            scatter = unpack_symmetric(numbers[end + 1 :], d)
+        shift, packed, losses, squares = np.split(numbers[: end + 1], [d, d + triangle, end])
+        precision = unpack_symmetric(packed, d)
+        return ShareChange(precision, shift, losses, float(squares[0]), 1.0, scatter)
 
     # Secure sums: which answers reports cover (clients/vault/ledger.py), and the last report. It
     # stays after answers were forgotten or pruned: it contains them only in encrypted form.

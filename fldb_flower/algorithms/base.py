@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,10 @@ class Algorithm(ABC):
         """Variance of agents' theta around the common one; None if it is not estimated."""
         return None
 
+    def directions(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Return the directions in which agents differ most; empty if they are not estimated."""
+        return []
+
     def rounds(self) -> Iterator[Round]:
         """Yield the rounds of a run; by default those of the schedule."""
         return schedules.rounds(self.settings)
@@ -127,6 +131,7 @@ class Algorithm(ABC):
             raise ConvergenceError(f"iteration {round_.last}: {error}: {self.remedy()}") from None
         self.arrays = {**self.arrays, **changed}
         federation.history.heterogeneity = self.heterogeneity
+        federation.history.directions = self.directions
         federation.acknowledge()
 
     def _check(self, changed: Any, method: str) -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fldb_flower.algorithms.base import Algorithm, State
 from fldb_flower.algorithms.schedules import Round
-from fldb_flower.bandit.estimate import START, VARIANCES, CommonPrior, mean_variance, scale_of
+from fldb_flower.algorithms.structure import kept, mean_mixture, next_covariance, shape_of
+from fldb_flower.bandit.directions import directions_of
+from fldb_flower.bandit.estimate import (
+    START,
+    CommonPrior,
+    first_prior,
+    mean_variance,
+    num_hypotheses,
+    scale_of,
+)
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, ShareUpload
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.linalg.linear import solve
@@ -19,7 +30,7 @@ from fldb_flower.settings import AUTO, Settings
 class FLDBPersonal(Algorithm):
     r"""FLDB-Personal, this project's algorithm for agents that differ; docs/personal.md derives it.
 
-    The model is ``theta_i ~ N(theta, v I)``. In each round an agent receives the sums of all
+    The model is ``theta_i ~ N(theta, V)``. In each round an agent receives the sums of all
     shares, subtracts its own, and estimates theta_i from its own duels with the prior that the
     sums give (:mod:`fldb_flower.bandit.estimates`). It returns the change of its share since its
     last upload that was counted, so the sums contain the last counted share of each agent::
@@ -29,8 +40,13 @@ class FLDBPersonal(Algorithm):
     The state has ``theta_sync``, the common mean ``A^-1 c``; ``information``, the sum of M_i;
     ``shift``, c; ``losses``, the total log loss for each v, (11,); ``offered``, the mean squared
     length of the differences offered, summed over answers, the number of answers, and the number
-    of agents with a share; and ``variances``, v and the smallest v so far, in units of
-    ``1 / scale``.
+    of agents with a share; and ``variances``, v and the smallest eigenvalue of V so far, in units
+    of ``1 / scale``.
+
+    With ``personal_structure=isotropic``, V is ``v I``. If it is learned, V is
+    ``v [(1 - mix) R + mix I]`` (:mod:`fldb_flower.algorithms.structure`). Then the state also has
+    ``scatter``, the sum of ``g_i g_i^T``; ``shape``, R; and ``mix``, (1,). ``losses`` is (55,), for
+    each v and rho.
 
     **With privacy**, agents upload ``D = sum m_i - M_i theta`` and ``M = sum M_i``, with noise, in
     each round, where theta is theta_sync. M is estimated from the last upload
@@ -60,10 +76,13 @@ class FLDBPersonal(Algorithm):
         self.arrays |= {
             "information": self.form.zeros(),
             "shift": np.zeros(settings.dimension),
-            "losses": np.zeros(len(VARIANCES)),
+            "losses": np.zeros(num_hypotheses(first_prior(settings))),
             "offered": np.zeros(3),
             "variances": np.full(2, max(START, self._least)),
         }
+        if settings.learns_directions:
+            shape = np.eye(settings.dimension)
+            self.arrays |= {"scatter": self.form.zeros(), "shape": shape, "mix": np.ones(1)}
         if settings.is_private:
             self.arrays |= {
                 "pooled": self.form.zeros(),
@@ -76,7 +95,10 @@ class FLDBPersonal(Algorithm):
         """What agents receive."""
         arrays = self.arrays
         variance = float(arrays["variances"][0])
-        return CommonPrior(arrays["information"], arrays["shift"], variance, self.scale)
+        prior = CommonPrior(arrays["information"], arrays["shift"], variance, self.scale)
+        if "shape" in arrays:
+            prior = prior._replace(shape=arrays["shape"], mix=float(arrays["mix"][0]))
+        return prior
 
     @property
     def scale(self) -> float:
@@ -86,15 +108,19 @@ class FLDBPersonal(Algorithm):
 
     @property
     def heterogeneity(self) -> float | None:
-        """The estimate v in squared units of theta; None before the first upload."""
+        """The estimate v, the mean variance, in squared units of theta; None before an upload."""
         return float(self.arrays["variances"][0]) / self.scale if self.scale else None
+
+    def directions(self, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Return the directions in which agents differ most, with their shares of the variance."""
+        return directions_of(self.prior, names)
 
     def play(self, round_: Round) -> PlayRequest:
         """Return a request with the prior."""
         return PlayRequest(round_.first, round_.last, self.prior)
 
     def learn(self, federation: Federation, round_: Round) -> State:
-        """Add the changes of the shares and choose v."""
+        """Add the changes of the shares and choose V."""
         lowest = float(self.arrays["variances"][1])
         upload = federation.exchange(
             Broadcast(self.play(round_), None, shares=True, lowest_variance=lowest)
@@ -109,20 +135,41 @@ class FLDBPersonal(Algorithm):
         squares, answers, members = offered
         precision, shift = arrays["information"] + change.precision, arrays["shift"] + change.shift
         scale = float(scale_of(squares / max(answers, 1.0)))
-        known = losses
-        if extra:
-            known = noisy_losses(losses, float(extra["loss_noise"][0]))
-        variance = self.variance(known, answers / max(members, 1.0), scale)
         ridge = self.settings.personal_ridge * scale
+        if change.scatter is not None:
+            each = answers / max(members, 1.0)
+            extra, variance, least = self._structure(change, precision, scale, each)
+        else:
+            known = losses
+            if extra:
+                known = noisy_losses(losses, float(extra["loss_noise"][0]))
+            variance = least = self.variance(known, answers / max(members, 1.0), scale)
         return {
             "theta_sync": solve(precision, shift, ridge),
             "information": precision,
             "shift": shift,
             "losses": losses,
             "offered": offered,
-            "variances": np.array([variance, min(variance, lowest)]),
+            "variances": np.array([variance, min(least, lowest)]),
             **extra,
         }
+
+    def _structure(
+        self, change: ShareUpload, precision: Array, scale: float, answers: float
+    ) -> tuple[State, float, float]:
+        """Return the arrays of the learned V, v, and the smallest eigenvalue of V."""
+        arrays, members = self.arrays, max(float(self.arrays["offered"][2]) + change.members, 1.0)
+        scatter = arrays["scatter"] + change.scatter
+        curvature = (1.0 - 1.0 / members) * precision
+        covariance = next_covariance(self.prior.covariance(), curvature / scale, scatter / scale)
+        shape = shape_of(covariance, precision / scale, self.settings.personal_ridge)
+        former = kept(answers, change.num_duels / members)
+        losses = former * arrays["losses"] + change.losses
+        variance, mix = mean_mixture(losses, answers)
+        prior = self.prior._replace(variance=variance, shape=shape, mix=mix)
+        least = float(np.linalg.eigvalsh(prior.covariance())[0])
+        state = {"scatter": scatter, "losses": losses, "shape": shape, "mix": np.array([mix])}
+        return state, variance, least
 
     def _without_noise(self, change: ShareUpload) -> tuple[ShareUpload, State]:
         """Return the change of the sums that agents receive, and the arrays behind them."""

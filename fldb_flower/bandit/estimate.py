@@ -51,6 +51,10 @@ class Estimate:
 VARIANCES: FloatArray = 10.0 ** np.linspace(-3.0, 1.0, 11)
 """Values of v under which agents predict answers, in units of ``1 / scale``; ascending."""
 
+MIXES: FloatArray = np.array([0.0, 0.03, 0.1, 0.3, 1.0])
+"""Values of rho, the part of v in all directions, under which agents predict answers if V is
+learned."""
+
 START = 0.1
 """The first v, in these units."""
 
@@ -58,7 +62,7 @@ HALF_WEIGHT, SLOPE = 40.0, 0.15
 """Constants of :func:`mean_variance`, chosen by measurement (docs/personal.md)."""
 
 LONGEST = 10.0
-"""``|m_i|`` is at most this many times ``sqrt(d / lambda_0) / v``."""
+"""``|V m_i|`` is at most this many times ``sqrt(d / lambda_0)``."""
 
 PRIVATE_LONGEST = 1.5
 """The same with privacy, where the noise is proportional to it: |theta_i| is longer than 1.5 times
@@ -82,7 +86,10 @@ def scale_of(squared_length: Array) -> Array:
 
 
 class CommonPrior(NamedTuple):
-    """What agents need for their own priors, ``theta_i ~ N(theta, v I)``."""
+    """What agents need for their own priors, ``theta_i ~ N(theta, V)``.
+
+    ``V = v I``, or ``V = v [(1 - mix) R + mix I]`` with the ``shape`` R if it is learned.
+    """
 
     precision: Array  # sum of all agents' shares M_i, (d, d); with `lambda_0 I` it is A
     shift: Array  # c, the sum of all agents' shares m_i, (d,)
@@ -90,6 +97,40 @@ class CommonPrior(NamedTuple):
     # Unit of squared features (:func:`scale_of`); 0 if the server does not know it yet. Then each
     # agent uses the scale of the arms that it has seen.
     scale: float
+    shape: Array | None = None  # R, (d, d); None: V = v I
+    mix: float = 1.0  # the part of v in all directions
+
+    def covariance(self) -> Array:
+        """Return V, (d, d), in units of ``1 / scale``."""
+        every = np.eye(len(self.shift))
+        if self.shape is None:
+            return self.variance * every
+        return self.variance * ((1.0 - self.mix) * self.shape + self.mix * every)
+
+    def hypotheses(self) -> tuple[Array, Array | None]:
+        """Return the eigenvalues of each V that answers are predicted under, and eigenvectors.
+
+        The eigenvalues are (11, d), or (55, d) with a shape: each v of the :data:`VARIANCES` with
+        each rho of the :data:`MIXES`. The eigenvectors, in columns, are those of R; None: I.
+        """
+        if self.shape is None:
+            return np.tile(VARIANCES[:, None], len(self.shift)), None
+        values, vectors = np.linalg.eigh(self.shape)
+        mixed = (1.0 - MIXES[:, None]) * np.maximum(values, 0.0) + MIXES[:, None]
+        return (VARIANCES[:, None, None] * mixed).reshape(-1, len(values)), vectors
+
+
+def num_hypotheses(prior: Any) -> int:
+    """Return how many log losses an upload has."""
+    is_learned = isinstance(prior, CommonPrior) and prior.shape is not None
+    return len(VARIANCES) * (len(MIXES) if is_learned else 1)
+
+
+def first_prior(settings: Settings) -> CommonPrior:
+    """Return the prior of agents before the first one of the server."""
+    d = settings.dimension
+    shape = np.eye(d) if settings.learns_directions else None
+    return CommonPrior(np.zeros((d, d)), np.zeros(d), START, 0.0, shape)
 
 
 def private_prior(prior: CommonPrior, settings: Settings) -> CommonPrior:
@@ -108,10 +149,23 @@ class ShareChange(NamedTuple):
 
     precision: Array  # of the sum of M_i, (d, d)
     shift: Array  # of the sum of m_i, (d,)
-    losses: Array  # excess log loss of the new answers under each v, (11,)
+    losses: Array  # excess log loss of the new answers under each v, (11,), or V, (55,)
     # Mean squared length of the differences offered, summed over the new answers.
     squares: Any
     members: Any  # of the number of agents with a share; 1 for each that has one
+    scatter: Array | None = None  # if V is learned: of the sum of G_i, (d, d)
+
+    def converted(self, hypotheses: int) -> ShareChange:
+        """Return it with 11 log losses and no scatter, or with 55 and one.
+
+        11 log losses are those of each rho, since they prefer none.
+        """
+        if len(self.losses) == hypotheses:
+            return self
+        if hypotheses == len(VARIANCES):
+            return self._replace(losses=self.losses[len(MIXES) - 1 :: len(MIXES)], scatter=None)
+        losses = np.repeat(self.losses, len(MIXES))
+        return self._replace(losses=losses, scatter=np.zeros_like(self.precision))
 
 
 def mean_squared_length(features: Array) -> Array:
@@ -121,9 +175,9 @@ def mean_squared_length(features: Array) -> Array:
     return 2.0 / (arms - 1) * xp.sum(xp.sum(centred * centred, axis=2), axis=1)
 
 
-def longest_shift(dimension: int, ridge: Array, variance: Array, longest: float = LONGEST) -> Array:
-    """Return the largest ``|m_i|``, for lambda_0 and v in the units of the features."""
-    return longest * math.sqrt(dimension) / (ridge**0.5 * variance)
+def longest_shift(dimension: int, ridge: Array, longest: float = LONGEST) -> Array:
+    """Return the largest ``|V m_i|``, for lambda_0 and V in the units of the features."""
+    return longest * math.sqrt(dimension) / ridge**0.5
 
 
 def mean_variance(losses: Array, answers: float) -> float:

@@ -16,7 +16,6 @@ import numpy as np
 from fldb_flower.bandit.estimate import (
     LONGEST,
     MAX_EXCESS,
-    VARIANCES,
     CommonPrior,
     ShareChange,
     longest_shift,
@@ -196,19 +195,19 @@ class OwnEstimates:
 
 
 class PersonalEstimates(OwnEstimates):
-    """Estimates of agents with a common prior, ``theta_i ~ N(theta, v I)``.
+    """Estimates of agents with a common prior, ``theta_i ~ N(theta, V)``.
 
     With ``A`` and ``c`` the sums over the shares of the other agents, ``A`` including ``lambda_0
     I``, agent i's prior and estimate are::
 
-        Q = (A^-1 + v I)^-1,  mean = A^-1 c
+        Q = (A^-1 + V)^-1,  mean = A^-1 c
         theta_i = argmin L_i(theta) + (theta - mean)^T Q (theta - mean) / 2
 
     Around theta_i, the loss L_i of the agent's own duels is summarised by its Hessian H_i and
     ``b_i = H_i theta_i - grad L_i(theta_i)``. docs/personal.md derives all formulas.
 
-    ``ridge`` is lambda_0 in units of the scale, and ``longest`` bounds m_i
-    (:func:`~fldb_flower.bandit.estimate.longest_shift`).
+    ``ridge`` is lambda_0 in units of the scale, and ``longest`` bounds m_i: ``|V m_i|`` is at most
+    this many times ``sqrt(d / lambda_0)``.
     """
 
     def __init__(
@@ -228,7 +227,6 @@ class PersonalEstimates(OwnEstimates):
         make = self._arrays.zeros
         self._hessian, self._linear = make(agents, dimension, dimension), make(agents, dimension)
         self._relative_ridge, self._longest = ridge, longest
-        self._grid = self._arrays.make(np.array(VARIANCES))
 
     def receive(self, prior: CommonPrior, counted: ShareChange, scale: Array) -> None:
         """Use a prior from now on; see :meth:`set_prior`.
@@ -247,19 +245,19 @@ class PersonalEstimates(OwnEstimates):
         and ``scale`` is that of each agent, (agents,).
         """
         make, xp = self._arrays.make, self._arrays.xp
-        self._scale, self._ridge = scale, self._relative_ridge * scale
-        self._variance = prior.variance / scale
-        others = make(prior.precision) - counted.precision
-        others = others + self._ridge[:, None, None] * self._arrays.eye(others.shape[-1])
-        values, self._basis = xp.linalg.eigh(others)
-        floor = self._ridge[:, None]  # rounding errors, or dishonest shares, can make it smaller
-        self._values = xp.where(values > floor, values, floor)
-        shift = make(prior.shift) - counted.shift
-        turn = xp.matrix_transpose(self._basis)
-        self._center = times(turn, shift) / self._values
-        precisions = self._values / (1.0 + self._variance[:, None] * self._values)
-        self._precision = (self._basis * precisions[:, None, :]) @ turn
-        self._mean, self._whitener = times(self._basis, self._center), None
+        self._ridge = self._relative_ridge * scale
+        self._others = _at_least(make(prior.precision) - counted.precision, self._ridge)
+        self._shift = make(prior.shift) - counted.shift
+        self._covariance = make(prior.covariance()) / scale[:, None, None]
+        eye = self._arrays.eye(self.theta.shape[1])
+        precision = xp.linalg.solve(eye + self._others @ self._covariance, self._others)
+        self._precision = (precision + xp.matrix_transpose(precision)) / 2.0
+        self._mean = solve(self._others, self._shift)
+        self._whitener = None
+        # V of each hypothesis is diagonal in one basis: (agents, hypotheses, d).
+        variances, basis = prior.hypotheses()
+        self._deviations = xp.sqrt(make(variances)) / xp.sqrt(scale)[:, None, None]
+        self._basis = eye if basis is None else make(basis)
 
     @property
     def posterior(self) -> Array:
@@ -282,26 +280,30 @@ class PersonalEstimates(OwnEstimates):
         return _moderated(xp.vecdot(differences, self.theta), xp.vecdot(seen, seen))
 
     def losses(self, differences: Array, preferences: Array) -> Array:
-        """Return the excess log loss of one answer per agent under each v, (agents, 11).
+        """Return the excess log loss of one answer per agent under each V, (agents, hypotheses).
 
-        The excess is over the v with the least loss for this answer. It is at most 1 nat, which
-        bounds the influence of one answer on the choice of v.
+        The excess is over the V with the least loss for this answer. It is at most 1 nat, which
+        bounds the influence of one answer on the choice of V.
 
-        Each v gives a prior and, with the summary of the loss, a posterior. In the eigenbasis of A
-        the precisions of all priors are diagonal.
+        The posterior is that of ``theta_i = theta + delta`` with ``delta ~ N(0, V)``. Without the
+        answers' part in delta, theta has the precision A + H and the mean z. Then delta has the
+        precision ``V^-1 + E`` with ``E = A (A + H)^-1 H``, which does not depend on V.
         """
-        xp = self._arrays.xp
+        xp, d = self._arrays.xp, self.theta.shape[1]
+        x, hessian, linear = differences[..., None], self._hessian, self._linear[..., None]
+        columns = xp.concat([hessian, x, self._shift[..., None] + linear], axis=2)
+        solved = xp.linalg.solve(self._others + hessian, columns)
+        z, response = solved[..., d + 1 :], solved[..., d : d + 1]
         turn = xp.matrix_transpose(self._basis)
-        hessian = turn @ self._hessian @ self._basis
-        linear, seen = (times(turn, each) for each in (self._linear, differences))
-        values = self._values[:, None, :]
-        variances = self._grid[:, None] / self._scale[:, None, None]
-        precisions = values / (1.0 + variances * values)  # (agents, 11, d)
-        posterior = hessian[:, None] + precisions[..., None] * self._arrays.eye(seen.shape[-1])
-        response = solve(posterior, xp.broadcast_to(seen[:, None], precisions.shape))
-        target = precisions * self._center[:, None] + linear[:, None]
-        logits = _moderated(xp.vecdot(response, target), xp.vecdot(response, seen[:, None]))
-        each = losses(logits, preferences[:, None])
+        left = turn @ (self._others @ solved[..., :d]) @ self._basis  # E
+        target, seen = turn @ (linear - hessian @ z), turn @ (self._others @ response)
+        scales = self._deviations  # (agents, hypotheses, d)
+        scaled = scales[..., :, None] * left[:, None] * scales[..., None, :] + self._arrays.eye(d)
+        target, seen = (scales * each[:, None, :, 0] for each in (target, seen))
+        found = solve(scaled, seen)
+        means = xp.vecdot(x, z, axis=1) + xp.vecdot(found, target)
+        variances = xp.vecdot(x, response, axis=1) + xp.vecdot(found, seen)
+        each = losses(_moderated(means, variances), preferences[:, None])
         excess = each - xp.min(each, axis=1, keepdims=True)
         return xp.where(excess < MAX_EXCESS, excess, MAX_EXCESS)
 
@@ -328,24 +330,24 @@ class PersonalEstimates(OwnEstimates):
         self._hessian += differences[:, :, None] * weighted[:, None, :]
         self._linear += new.logits[:, None] * weighted - new.slopes[:, None] * differences
 
-    def shares(self) -> tuple[Array, Array]:
-        """Return ``M_i = H_i (I + v H_i)^-1`` and ``m_i = (I + v H_i)^-1 b_i``.
+    def shares(self) -> tuple[Array, Array, Array]:
+        """Return ``M_i = (I + H_i V)^-1 H_i``, ``m_i = (I + H_i V)^-1 b_i`` and the gradient g_i.
 
-        Two bounds limit the influence of one agent: ``0 <= M_i <= I / v``, and the length of m_i
-        (:func:`~fldb_flower.bandit.estimate.longest_shift`). Before, theta_i is fitted to all
-        duels.
+        Two bounds limit the influence of one agent: ``0 <= M_i <= V^-1``, and the length of m_i
+        (:func:`~fldb_flower.bandit.estimate.longest_shift`). g_i is the gradient of the loss of the
+        agent's own duels. Before, theta_i is fitted to all duels.
         """
         if self._fitted < self._count:
             self._update(self._fit)
-        xp, variance = self._arrays.xp, self._variance[:, None]
-        d = self.theta.shape[1]
-        mixed = self._arrays.eye(d) + variance[..., None] * self._hessian
-        precision = xp.linalg.solve(mixed, self._hessian)
-        shift = solve(mixed, self._linear)
-        length = xp.sqrt(xp.vecdot(shift, shift))
-        longest = longest_shift(d, self._ridge, self._variance, self._longest)
+        xp, d = self._arrays.xp, self.theta.shape[1]
+        mixed = self._arrays.eye(d) + self._hessian @ self._covariance
+        solved = xp.linalg.solve(mixed, xp.concat([self._hessian, self._linear[..., None]], axis=2))
+        precision, shift = solved[..., :d], solved[..., d]
+        far = times(self._covariance, shift)
+        length, longest = xp.sqrt(xp.vecdot(far, far)), longest_shift(d, self._ridge, self._longest)
         shift = shift * (longest / xp.where(length > longest, length, longest))[:, None]
-        return (precision + xp.matrix_transpose(precision)) / 2.0, shift
+        gradient = times(self._hessian, self.theta) - self._linear
+        return (precision + xp.matrix_transpose(precision)) / 2.0, shift, gradient
 
     def state(self) -> dict[str, Array]:
         """Return a copy of the state, for :meth:`restore`, without the prior."""
@@ -359,6 +361,22 @@ class PersonalEstimates(OwnEstimates):
         self._hessian, self._linear = (
             make(np.array(state[name])) for name in ("hessian", "linear")
         )
+
+
+def _at_least(sums: Array, ridge: Array) -> Array:
+    """Return ``S + ridge I``, with eigenvalues of at least the ridge, (agents,), or half of it.
+
+    S is positive semi-definite up to rounding errors, unless shares are dishonest.
+    """
+    xp = namespace(sums)
+    floors = ridge[:, None, None] * xp.eye(sums.shape[-1], dtype=sums.dtype)
+    try:
+        xp.linalg.cholesky(sums + floors / 2.0)
+    except (np.linalg.LinAlgError, RuntimeError):
+        values, basis = xp.linalg.eigh(sums + floors)
+        values = xp.where(values > ridge[:, None], values, ridge[:, None])
+        return (basis * values[:, None, :]) @ xp.matrix_transpose(basis)
+    return sums + floors
 
 
 def _moderated(logits: Array, variances: Array) -> Array:

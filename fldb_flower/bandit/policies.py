@@ -16,12 +16,12 @@ from fldb_flower.bandit import theory
 from fldb_flower.bandit.estimate import (
     LONGEST,
     PRIVATE_LONGEST,
-    START,
-    VARIANCES,
     CommonPrior,
     Estimate,
     ShareChange,
+    first_prior,
     mean_squared_length,
+    num_hypotheses,
     private_prior,
     scale_of,
 )
@@ -182,11 +182,13 @@ class PersonalPolicy(Policy):
         self._sends = ALGORITHMS[settings.algorithm].exchanges != "none"
         zeros = arrays.zeros
         rows = () if self._clip is None else (agents,)
-        losses, none = zeros(*rows, len(VARIANCES)), zeros(agents)
-        self._counted = ShareChange(zeros(agents, d, d), zeros(agents, d), losses, none, none)
+        self._prior = first_prior(settings)
+        losses, none = zeros(*rows, num_hypotheses(self._prior)), zeros(agents)
+        scatter = None if self._prior.shape is None else zeros(agents, d, d)
+        shares = zeros(agents, d, d), zeros(agents, d), losses, none, none, scatter
+        self._counted = ShareChange(*shares)
         self._sent, self._sent_after = self._counted, 0
         self._losses, self._squares, self._offers = losses, none, 0
-        self._prior = CommonPrior(np.zeros((d, d)), np.zeros(d), START, 0.0)
         self._scale: Array | None = None  # until the first arms are seen
 
     def acknowledge(self, counted: int) -> None:
@@ -223,21 +225,27 @@ class PersonalPolicy(Policy):
 
     def shares(self, played: int, units: Mapping[str, float] | None = None) -> ShareChange:
         if played > self._sent_after:
-            precision, shift = self._estimates.shares()
+            precision, shift, gradient = self._estimates.shares()
+            scatter = None
+            if self._counted.scatter is not None:
+                scatter = gradient[:, :, None] * gradient[:, None, :]
             if units is not None:
                 precision, shift = self._limited(precision, shift, units)
             members = self._arrays.zeros(len(precision)) + 1.0
-            self._sent = ShareChange(precision, shift, self._losses, self._squares, members)
+            parts = precision, shift, self._losses, self._squares, members, scatter
+            self._sent = ShareChange(*parts)
             self._sent_after = played
         xp, sent, counted = self._arrays.xp, self._sent, self._counted
-        changes = (new - old for new, old in zip(sent, counted, strict=True))
-        precision, shift, losses, squares, members = changes
+        pairs = zip(sent, counted, strict=True)
+        changes = (None if new is None else new - old for new, old in pairs)
+        precision, shift, losses, squares, members, scatter = changes
         return ShareChange(
             precision=to_numpy(xp.sum(precision, axis=0)),
             shift=to_numpy(xp.sum(shift, axis=0)),
             losses=to_numpy(losses if self._clip is None else xp.sum(losses, axis=0)),
             squares=float(xp.sum(squares)),
             members=float(xp.sum(members)),
+            scatter=None if scatter is None else to_numpy(xp.sum(scatter, axis=0)),
         )
 
     def _limited(
@@ -267,10 +275,12 @@ class PersonalPolicy(Policy):
     def restore(self, state: dict[str, Array]) -> None:
         make = self._arrays.make
         for name in ("counted", "sent"):
-            arrays = part_of(state, name).values()
-            setattr(self, f"_{name}", ShareChange(*(make(np.array(array)) for array in arrays)))
-        precision, shift, variance, scale = part_of(state, "prior").values()
-        self._prior = CommonPrior(precision, shift, float(variance), float(scale))
+            arrays = part_of(state, name).items()
+            shares = ShareChange(**{key: make(np.array(array)) for key, array in arrays})
+            setattr(self, f"_{name}", shares)
+        prior: dict[str, Any] = {**part_of(state, "prior")}
+        prior |= {name: float(each) for name, each in prior.items() if not each.ndim}
+        self._prior = CommonPrior(**prior)
         own = part_of(state, "own")
         self._sent_after, self._offers, known = (int(number) for number in own["after"])
         self._losses, self._squares = make(np.array(own["losses"])), make(np.array(own["squares"]))

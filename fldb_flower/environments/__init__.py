@@ -228,6 +228,15 @@ def stated(settings: Settings) -> dict[str, Any]:
     return {}
 
 
+def feature_names(settings: Settings) -> list[str] | None:
+    """Return the names of the features of the environment's data; None if they have none."""
+    if settings.mode != "devices":
+        environment = ENVIRONMENTS.load(settings.environment.name)
+        with contextlib.suppress(DataError):  # of data that only the nodes can read
+            return [*getattr(environment, "names", lambda _: [])(settings)] or None
+    return None
+
+
 def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ...]) -> None:
     """Raise a DataError if ``contexts`` did not return arrays with these shapes, unmasked.
 

@@ -43,6 +43,11 @@ class Duels:
         self._arrays = stream_arrays(settings)
 
     @staticmethod
+    def names(settings: Settings) -> tuple[str, ...]:
+        """Return the names of the features."""
+        return read_study(settings.environment.path).names
+
+    @staticmethod
     def implied(settings: Settings) -> dict[str, Any]:
         """Return the values of settings that are ``auto``, as the study determines them.
 

@@ -37,6 +37,7 @@ class Study(NamedTuple):
     first: IntArray
     second: IntArray
     preference: FloatArray
+    names: tuple[str, ...]  # of the features
 
     @property
     def answers(self) -> IntArray:
@@ -102,7 +103,8 @@ def _study(folder: Path, version: object) -> Study:  # noqa: ARG001 - a key of t
     duels = [(people[row[0]], numbers[row[1]], numbers[row[2]], row[3]) for row in rows]
     columns = [np.array(column) for column in zip(*duels, strict=True)]
     features = _read(file, lambda _: indicators(len(numbers))) if table is None else table.features
-    return Study(folder, tuple(numbers), tuple(people), features, *columns)
+    names = tuple(numbers) if table is None else table.names
+    return Study(folder, tuple(numbers), tuple(people), features, *columns, names)
 
 
 def _numbered(names: Iterable[str]) -> dict[str, int]:

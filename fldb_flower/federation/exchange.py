@@ -16,7 +16,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from fldb_flower.bandit import preference, theory
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, Estimate, private_prior
+from fldb_flower.bandit.estimate import (
+    VARIANCES,
+    CommonPrior,
+    Estimate,
+    num_hypotheses,
+    private_prior,
+)
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
@@ -101,27 +107,38 @@ class Broadcast(NamedTuple):
     def parts(self) -> tuple[str, ...]:
         """The parts of the upload that is requested, in the order of its vector."""
         if self.shares:
-            return "shift", "precision", "losses", "squares", "members"
+            scatter = ["scatter"] * (num_hypotheses(self._estimate) > len(VARIANCES))
+            return "shift", "precision", "losses", "squares", "members", *scatter
         if self.theta_hat is None:
             return ()
         return "gradient", "information", *["hessian"] * self.hessian, *["loss"] * self.loss
 
+    @property
+    def _estimate(self) -> Estimate | CommonPrior | None:
+        return None if self.play is None else self.play.estimate
+
+    def lengths(self, form: Form) -> list[int]:
+        """Return how many numbers each of the parts has."""
+        hypotheses = num_hypotheses(self._estimate)
+        return [hypotheses if p == "losses" else length_of(p, form) for p in self.parts]
+
     def sizes(self, form: Form) -> tuple[int, int]:
         """Return how many numbers the vectors of an upload and of this broadcast have."""
-        estimate = None if self.play is None else self.play.estimate
-        down = form.dimension * (self.theta_hat is not None)
+        estimate, down = self._estimate, form.dimension * (self.theta_hat is not None)
         if estimate is not None:
-            down += form.dimension + form.size + 2 * isinstance(estimate, CommonPrior)  # v, scale
-        return sum(length_of(part, form) for part in self.parts), down
+            down += form.dimension + form.size
+        if isinstance(estimate, CommonPrior):
+            down += 2 if estimate.shape is None else 3 + form.size  # v, scale, rho and R
+        return sum(self.lengths(form)), down
 
 
-MATRICES = ("information", "hessian", "precision")
+MATRICES = ("information", "hessian", "precision", "scatter")
 NUMBERS = ("loss", "squares", "members", "num_duels")
 """Parts of uploads that are matrices and single numbers; others are vectors."""
 
 
 def length_of(part: str, form: Form) -> int:
-    """Return how many numbers a part of an upload has."""
+    """Return how many numbers a part of an upload has; with ``losses`` of isotropic priors."""
     if part in MATRICES:
         return form.size
     return 1 if part in NUMBERS else len(VARIANCES) if part == "losses" else form.dimension
@@ -206,6 +223,7 @@ class ShareUpload(NamedTuple):
     losses: Array
     squares: float
     members: float
+    scatter: Array | None = None
     outcomes: tuple[Outcomes, ...] = ()
     noise: Noise | None = None
     coverage: float = 1.0  # share of all agents, if shares are whole and not changes (privacy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,8 @@ class Counts:
         One entry per exchange over Flower.
     heterogeneity : float or None
         v of FLDB-Personal, in squared units of theta.
+    directions : callable
+        Returns the directions in which agents differ, given names of features.
     openings : int
         Exchanges whose upload was released with noise, for the cost in privacy. One that runs
         again with the same number releases the same, and counts once.
@@ -95,6 +97,9 @@ class Counts:
     node_downloaded_bytes: int = 0
     participation: list[Participation] = field(default_factory=list)
     heterogeneity: float | None = None
+    directions: Callable[[Sequence[str] | None], list[dict[str, Any]]] = field(
+        default=lambda _: [], compare=False, repr=False
+    )
     openings: int = 0
 
     _learned = False  # whether the last exchange carried statistics

@@ -16,7 +16,9 @@ v so far, v_0, therefore satisfies::
 
     -k I / v_0 <= change of M <= k I / v_0,    |change of m| <= 2 k r(v_0)
     0 <= excess losses <= n,    0 <= squares <= n L^2
+    -(t L)^2 I <= change of G <= (t L)^2 I
 
+for t answers of these agents so far. With a learned V, v_0 is the smallest eigenvalue of V so far.
 An agent with n_i answers so far has ``M_i <= H_i <= n_i L^2 / 4 I``, and from
 ``|b_i| <= |H_i theta_i| + |grad L_i|`` follows ``|m_i| <= n_i (L + L^2 R / 4)``, where R is the
 largest length of theta_i that r allows. The smaller of two bounds holds.
@@ -261,7 +263,12 @@ def _of_shares(  # noqa: PLR0917
     largest = min(changing / variance, _product(total, longest**2 / 4.0))
     yield "the largest eigenvalue of the change of M", values[-1], largest
     yield "the negative of the smallest eigenvalue of the change of M", -values[0], largest
-    radius = longest_shift(len(upload.shift), ridge * scale, variance)  # r
+    if upload.scatter is not None:
+        values = np.linalg.eigvalsh(upload.scatter)
+        most = _product(total, longest) ** 2
+        yield "the largest eigenvalue of the change of G", values[-1], most
+        yield "the negative of the smallest eigenvalue of the change of G", -values[0], most
+    radius = longest_shift(len(upload.shift), ridge * scale) / variance  # r
     each = longest + longest**2 / 4.0 * radius * variance
     length = float(np.linalg.norm(upload.shift))
     most = 2.0 * min(changing * radius, _product(total, each))

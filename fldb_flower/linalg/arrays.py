@@ -154,10 +154,11 @@ def part_of(arrays: Mapping[str, NDArray[Any]], part: str) -> dict[str, NDArray[
 
 
 def fields_of(values: NamedTuple) -> dict[str, NDArray[Any]]:
-    """Return copies of the arrays and numbers of a named tuple, by name."""
+    """Return copies of the arrays and numbers of a named tuple, by name, without None."""
     return {
         name: to_numpy(copy(value)) if hasattr(value, "shape") else np.array(value)
         for name, value in values._asdict().items()
+        if value is not None
     }
 
 

@@ -83,9 +83,12 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
 def _difference(theirs: str, ours: str) -> str:
     """Return the first line in which two identities differ, or an empty text.
 
-    A setting that one of them lacks was added or removed by another version: it has its default.
+    A setting that one of them lacks was added or removed by another version: it has its default,
+    or the only value of that version.
     """
     usual = {**to_dotted(Settings()), **to_flat(Settings())}
+    if "algorithm='fldb_personal'" in theirs.splitlines():
+        usual |= dict.fromkeys(("personal_structure", "personal-structure"), "isotropic")  # 0.3.0
     there, here = (
         {name: line for line in text.splitlines() for name in [line.partition("=")[0]]}
         for text in (theirs, ours)

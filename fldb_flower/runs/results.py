@@ -14,7 +14,7 @@ import numpy as np
 
 from fldb_flower.bandit.theory import selects_by_curvature
 from fldb_flower.catalogue import ALGORITHMS
-from fldb_flower.environments import stated
+from fldb_flower.environments import feature_names, stated
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array
@@ -136,7 +136,10 @@ def result_files(
             "round": history.rounds,
             "theta_sync": theta_sync.tolist(),
         }
-        own = {} if common else {"heterogeneity": history.heterogeneity}
+        own: dict[str, Any] = {}
+        if not common:
+            found = history.directions(feature_names(settings))
+            own = {"heterogeneity": history.heterogeneity, "directions": found}
         files[MODEL] = json_bytes(model | own)
     return files | {SUMMARY: json_bytes(_summary(settings, history, runtime_seconds))}
 
@@ -155,6 +158,8 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
     for name in ("log_loss", "accuracy", *counts, "heterogeneity"):
         if (value := getattr(history, name)) is not None:
             summary[name] = value
+    if found := history.directions(feature_names(settings)):
+        summary["directions"] = found
     summary |= stated(settings)
     if settings.is_private:
         summary["privacy"] = ReleasePlan(settings).summary(history.openings)

@@ -250,6 +250,9 @@ class Settings(Checked):
         deviations.
     :personal_variance: FLDB-Personal: v, how much agents differ, in squared units of theta; auto:
         estimated from predictions.
+    :personal_structure: FLDB-Personal: how agents differ: isotropic, by v in each direction;
+        learned, most in directions that are estimated, too; auto: learned, but isotropic with
+        privacy or a personal_variance.
     :coldb_edge: COLDB: factor on the distance of two agents' estimates above which they are not in
         the same cluster.
     :refit_ratio: LDB, alone, FLDB-Personal: agents fit theta_i to all own duels whenever their
@@ -326,6 +329,7 @@ class Settings(Checked):
     personal_ridge: float = setting(1.0, POSITIVE)
     personal_width: float = setting(0.5, NOT_NEGATIVE)
     personal_variance: float | str = setting(AUTO, POSITIVE)
+    personal_structure: str = setting(AUTO, (AUTO, "learned", "isotropic"))
     coldb_edge: float = setting(1.0, NOT_NEGATIVE)
     refit_ratio: float = setting(1.0, Limits(1, MAX_REAL))
     half_life: float | str = setting(NONE, Limits(0.01, 1e9))
@@ -385,6 +389,13 @@ class Settings(Checked):
         if self.first_round != AUTO:
             return self.first_round == "step"
         return self.is_private and ALGORITHMS[self.algorithm].exchanges == "several_first"
+
+    @property
+    def learns_directions(self) -> bool:
+        """Whether agents learn in which directions they differ (``personal_structure``)."""
+        entry, known = ALGORITHMS[self.algorithm], self.personal_variance != AUTO
+        is_able = entry.agents == "personal" and entry.exchanges != "none"
+        return is_able and not (self.personal_structure == "isotropic" or self.is_private or known)
 
     @property
     def is_private(self) -> bool:

@@ -115,11 +115,14 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("alpha step_index projection_center projection_radius", "fldb_ogd"),
         ("solver gd_steps gd_step_size", "fldb_gd"),
         ("ons_width", "fldb_ons"),
-        ("personal_variance", "fldb_personal"),
+        ("personal_variance personal_structure", "fldb_personal"),
         ("coldb_edge", "coldb"),
         ("ons_ridge", "fldb_ons", *["fldb_ogd"] * is_private),  # the first step of FLDB-OGD
     ):
         yield names, this if is_own and name not in own else ""
+    fixed = "privacy.epsilon" if is_private else "personal_variance"
+    if values.get(fixed, AUTO) not in {AUTO, NONE}:  # V is v I then
+        yield "personal_structure", f"{fixed}={values[fixed]:g}"
     yield "gd_steps gd_step_size", other("solver", "gd")
     yield "ons_width", other("beta_scale", AUTO)
     # W_sync and beta_t, by which agents select; FLDB-ONS uses them with a beta_scale.
@@ -163,8 +166,8 @@ Problems = Iterator[tuple[str, str]]
 def check_together(settings: Settings, source: str) -> None:
     """Raise a SettingsError if two settings are incompatible."""
     checks = (
-        _engine_problems, _algorithm_problems, _environment_problems, _secure_problems,
-        _privacy_problems,
+        _engine_problems, _algorithm_problems, _structure_problems, _environment_problems,
+        _secure_problems, _privacy_problems,
     )  # fmt: skip
     for setting, reason in (problem for check in checks for problem in check(settings)):
         raise SettingsError(f"{setting} (from {source}): {reason}")
@@ -225,6 +228,17 @@ def _algorithm_problems(settings: Settings) -> Problems:
             reason = f"with solver=newton needs full Hessians, of d^2 numbers; {remedy}"
         if reason:
             yield f"matrix_form={settings.matrix_form!r}", f"algorithm={name} {reason}"
+
+
+def _structure_problems(settings: Settings) -> Problems:
+    if settings.personal_structure != "learned" or settings.algorithm != "fldb_personal":
+        return
+    if settings.personal_variance != AUTO:
+        value = f"personal_variance={settings.personal_variance:g}"
+        yield value, "personal_structure=learned estimates v: use personal_variance=auto"
+    if settings.is_private:
+        remedy = "use personal_structure=isotropic or auto"
+        yield "personal_structure='learned'", f"not with privacy.epsilon: {remedy}"
 
 
 def _environment_problems(settings: Settings) -> Problems:

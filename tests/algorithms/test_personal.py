@@ -36,6 +36,7 @@ from fldb_flower.wire import decode_broadcast, decode_upload, encode_broadcast, 
 from simulations.engines import vectorized
 
 AGENTS, D, RIDGE, SCALE = 3, 4, 0.7, 1.3
+SHAPE = np.diag([4.0, 1.0, 0.0, 0.0, 0.0])
 
 
 def settings(**values):
@@ -115,7 +116,7 @@ def test_shares_are_messages_about_the_common_theta():
     """M and m are what is left of the joint precision of (theta, theta_i) without theta_i."""
     (prior, counted), (x, y) = some_prior(1), duels_of(1)
     estimates = learned(prior, counted, x, y)
-    precision, shift = estimates.shares()
+    precision, shift, _ = estimates.shares()
     eye, v = np.eye(D), prior.variance / SCALE
     for agent in range(AGENTS):
         theta = estimates.theta[agent]
@@ -138,7 +139,7 @@ def test_an_exchange_gives_each_agent_the_posterior_mean_of_the_hierarchical_mod
     first = CommonPrior(np.zeros((D, D)), np.zeros(D), 0.3, SCALE)
     estimates = learned(first, nothing, x, y)
     before, v = estimates.theta.copy(), first.variance / SCALE
-    shares = estimates.shares()
+    shares = estimates.shares()[:2]
     total = CommonPrior(shares[0].sum(axis=0), shares[1].sum(axis=0), 0.3, SCALE)
     estimates.receive(total, shares_of(*shares), np.full(AGENTS, SCALE))
 
@@ -202,8 +203,8 @@ def test_a_long_shift_is_shortened():
     far = CommonPrior(np.zeros((D, D)), np.full(D, 1e6), 0.3, SCALE)
     nothing = shares_of(np.zeros((AGENTS, D, D)), np.zeros((AGENTS, D)))
     x, y = 1e3 * np.ones((AGENTS, 1, D)), np.zeros((AGENTS, 1))
-    _, shift = learned(far, nothing, x, y).shares()
-    longest = longest_shift(D, RIDGE * SCALE, 0.3 / SCALE)
+    _, shift, _ = learned(far, nothing, x, y).shares()
+    longest = longest_shift(D, RIDGE * SCALE) / (0.3 / SCALE)
     assert longest == pytest.approx(10 * math.sqrt(D / (RIDGE * SCALE)) / (0.3 / SCALE))
     assert np.linalg.norm(shift, axis=1).max() <= longest * (1 + 1e-12)
 
@@ -271,7 +272,7 @@ def test_personal_learns_as_one_if_agents_are_alike_and_as_each_if_they_differ(s
 
 def counted_shares(group):
     """Sum of the counted shares of all agents, from the state of a group."""
-    names = ("policy.counted.precision", "policy.counted.shift")
+    names = [f"policy.counted.{name}" for name in ("precision", "shift", "scatter")]
     state = group.state()
     return [
         sum(array.sum(axis=0) for key, array in state.items() if key.endswith(name))
@@ -291,8 +292,9 @@ def test_the_sums_equal_the_counted_shares_exactly_once(events):
     group, form = AgentGroup(chosen, range(5)), Form(5)
     precision, shift = form.zeros(), np.zeros(5)
     counted, old = 0, None
+    scatter = form.zeros()
     for t, event in enumerate([*events, "ok", "ok"], start=1):
-        prior = CommonPrior(precision, shift, 0.3, 1.0)
+        prior = CommonPrior(precision, shift, 0.3, 1.0, SHAPE, 0.2)
         broadcast = Broadcast(PlayRequest(t, t, prior), None, shares=True)
         if event == "request lost":
             continue
@@ -307,24 +309,31 @@ def test_the_sums_equal_the_counted_shares_exactly_once(events):
         if event != "reply lost":
             assert upload.num_duels == 5 * (t - counted)
             precision, shift = precision + upload.precision, shift + upload.shift
+            scatter = scatter + upload.scatter
             counted = t
     group.answer(Broadcast(None, None), counted)  # acknowledges the last upload
     expected = counted_shares(group)
     np.testing.assert_allclose(precision, expected[0], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(shift, expected[1], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scatter, expected[2], rtol=1e-9, atol=1e-12)
 
 
-def honest(variance=0.3, scale=1.0, agents=5):
-    chosen = settings(num_agents=agents, environment={"sigma": 0.5})
+def honest(variance=0.3, scale=1.0, agents=5, shape=None):
+    structure = "isotropic" if shape is None else "learned"
+    chosen = settings(num_agents=agents, environment={"sigma": 0.5}, personal_structure=structure)
     group = AgentGroup(chosen, range(agents))
-    prior = CommonPrior(np.zeros((5, 5)), np.zeros(5), variance, scale)
-    broadcast = Broadcast(PlayRequest(1, 9, prior), None, shares=True, lowest_variance=variance)
+    prior = CommonPrior(np.zeros((5, 5)), np.zeros(5), variance, scale, shape)
+    if shape is not None:
+        prior = prior._replace(mix=0.2)
+    least = np.linalg.eigvalsh(prior.covariance())[0]
+    broadcast = Broadcast(PlayRequest(1, 9, prior), None, shares=True, lowest_variance=least)
     return group.answer(broadcast, 0), broadcast
 
 
 def test_implausible_shares_are_refused_and_honest_ones_are_not():
-    for variance, scale in itertools.product(VARIANCES[[0, 5, 10]], (0.0, 1.0)):
-        upload, broadcast = honest(variance, scale)
+    cases = itertools.product(VARIANCES[[0, 5, 10]], (0.0, 1.0), (None, SHAPE))
+    for variance, scale, shape in cases:
+        upload, broadcast = honest(variance, scale, shape=shape)
         assert implausible_shares([upload], [45], broadcast, ridge=1.0, longest=12.0) == [""]
     upload, broadcast = honest()
     above, largest = 1.01, 2 * 5 / 0.3  # of 5 agents with v = 0.3
@@ -343,10 +352,16 @@ def test_implausible_shares_are_refused_and_honest_ones_are_not():
         lie = upload._replace(**changed)
         (found,) = implausible_shares([lie], [45], broadcast, ridge=1.0, longest=longest)
         assert reason in found
+    upload, broadcast = honest(shape=SHAPE)
+    for sign in (1.0, -1.0):
+        lie = upload._replace(scatter=sign * above * (45 * 12.0) ** 2 * np.eye(5))
+        (found,) = implausible_shares([lie], [45], broadcast, ridge=1.0, longest=12.0)
+        assert "eigenvalue of the change of G" in found
 
 
-def test_messages_hold_priors_and_changes_of_shares():
-    upload, broadcast = honest()
+@pytest.mark.parametrize("shape", [None, SHAPE])
+def test_messages_hold_priors_and_changes_of_shares(shape):
+    upload, broadcast = honest(shape=shape)
     form = Form(5)
     vector, header = encode_broadcast(broadcast)
     received = decode_broadcast(vector, header, form)
@@ -355,9 +370,10 @@ def test_messages_hold_priors_and_changes_of_shares():
     for sent, got in zip(broadcast.play.estimate, received.play.estimate, strict=True):
         np.testing.assert_array_equal(got, sent)
     numbers = encode_upload(upload, broadcast)
-    assert len(numbers) == 5 + 15 + 11 + 2
+    assert len(numbers) == 5 + 15 + 11 + 2 + (0 if shape is None else 15 + 44)
+    assert (len(numbers), len(vector)) == broadcast.sizes(form)
     decoded = decode_upload(numbers, upload.num_duels, broadcast, form)
-    for sent, got in zip(upload[1:6], decoded[1:6], strict=True):
+    for sent, got in zip(upload[1:7], decoded[1:7], strict=True):
         np.testing.assert_array_equal(got, sent)
     with pytest.raises(ValueError, match="a prior with v=0"):
         decode_broadcast(np.where(vector == 0.3, 0.0, vector), header, form)

@@ -77,7 +77,7 @@ def test_estimates_and_shares_are_those_of_weighted_answers(seed, count, half_li
     together.add_many(x[:, count // 2 :], y[:, count // 2 :])
     np.testing.assert_allclose(together.theta, personal.theta, atol=1e-8)
     precision = np.linalg.inv(np.linalg.inv(2 * np.eye(D)) + VARIANCE * np.eye(D))
-    matrices, shifts = personal.shares()
+    matrices, shifts, _ = personal.shares()
     for agent in range(AGENTS):
         duels = x[agent], y[agent], weights
         best = minimiser(*duels, precision)

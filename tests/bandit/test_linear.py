@@ -56,6 +56,53 @@ def test_a_batch_with_one_singular_matrix():
     np.testing.assert_allclose(solve(matrices, vectors), [[1, 2], [2, 2], [1, 1]], rtol=1e-12)
 
 
+@property_test
+@given(
+    st.integers(1, 12),
+    st.sampled_from([(600,), (40, 15), (8, 3, 25)]),
+    st.sampled_from([0.0, 2.0, 6.0]),
+    scales,
+    st.integers(0, 10**6),
+)
+def test_many_systems_are_solved_as_by_lapack(d, batch, decades, scale, seed):
+    """The errors are those of a stable method also if condition numbers are up to 10^12."""
+    rng = np.random.default_rng(seed)
+    turns = np.linalg.qr(rng.normal(size=(*batch, d, d)))[0]
+    spectra = 10.0 ** rng.uniform(-decades, decades, (*batch, d))
+    matrices = (turns * spectra[..., None, :]) @ turns.swapaxes(-1, -2)
+    vectors = rng.normal(size=(*batch, d))
+    expected = np.linalg.solve(matrices, vectors[..., None])[..., 0]
+    if seed % 2:  # the same numbers, contiguous in memory for each entry
+        matrices = np.moveaxis(np.moveaxis(matrices, (-2, -1), (0, 1)).copy(), (0, 1), (-2, -1))
+    before = matrices.copy()
+    units = scale ** np.where(np.arange(d) % 2, 1.0, 0.0)  # of the features
+    given_units = matrices * units[:, None] * units
+    found = solve(given_units, vectors * units) * units
+    errors = np.linalg.norm(found - expected, axis=-1)
+    conditions = spectra.max(axis=-1) / spectra.min(axis=-1)
+    assert (errors <= 1e-14 * d * conditions * np.linalg.norm(expected, axis=-1)).all()
+    np.testing.assert_array_equal(matrices, before)
+    residuals = (before @ found[..., None])[..., 0] - vectors
+    sizes = np.linalg.norm(before, axis=(-2, -1)) * np.linalg.norm(found, axis=-1)
+    assert (np.linalg.norm(residuals, axis=-1) <= 1e-14 * d * sizes).all()
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_a_large_batch_with_one_singular_matrix(d):
+    """The equations of the singular matrix of ones have the solutions with the sum of 3."""
+    matrices, vectors = np.zeros((700, d, d)) + np.eye(d), np.zeros((700, d)) + 3.0
+    matrices[350] = 1.0
+    found = solve(matrices, vectors)
+    np.testing.assert_allclose(found[350], 3.0 / d, rtol=1e-12)
+    np.testing.assert_allclose(np.delete(found, 350, axis=0), 3.0, rtol=1e-12)
+
+
+def test_a_large_batch_with_one_indefinite_matrix():
+    matrices, vectors = np.zeros((700, 2, 2)) + np.eye(2), np.zeros((700, 2)) + 3.0
+    matrices[350] = [[1.0, 2.0], [2.0, 1.0]]
+    np.testing.assert_allclose(solve(matrices, vectors)[350], 1.0, rtol=1e-12)
+
+
 @pytest.mark.parametrize("scale", [1e-140, 1.0, 1e8, 1e140])
 def test_norms_where_the_ridge_is_lost(scale):
     """400 equal duels x: ``||x||`` is 1 / 20, and the norm of an unseen direction is very large."""

@@ -193,7 +193,7 @@ def test_agents_restored_between_two_fits_go_on_identically(algorithm, saved_aft
     values = {"algorithm": algorithm, "num_agents": 5, "horizon": 30, "dimension": D}
     values |= {"refit_ratio": RATIO, "environment": {"sigma": 0.5}}
     chosen = from_nested(values, "a test")
-    prior = CommonPrior(2.0 * np.eye(D), np.ones(D), 0.3, 1.0)
+    prior = CommonPrior(2.0 * np.eye(D), np.ones(D), 0.3, 1.0, np.eye(D), 0.5)
     estimate = prior if algorithm == "fldb_personal" else None
     group, restored = AgentGroup(chosen, range(5)), AgentGroup(chosen, range(5))
     group.answer(Broadcast(PlayRequest(1, saved_after, estimate), None), 0)

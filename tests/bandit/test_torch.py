@@ -65,6 +65,8 @@ def test_a_state_goes_through_bytes_into_a_new_process(algorithm, rng):
     is_personal = ALGORITHMS[algorithm].agents == "personal"
     if is_personal:
         estimate = CommonPrior(information, theta, 0.3, 1.0)
+        if algorithm == "fldb_personal":
+            estimate = estimate._replace(shape=np.diag([2.0, 1.0, 0.5, 0.5]), mix=0.1)
     for first, last in ((1, 1), (2, 4), (5, 6)):
         play = PlayRequest(first, last, estimate)
         broadcast = Broadcast(play, theta, scope, hessian=True, shares=is_personal)

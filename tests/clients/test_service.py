@@ -186,12 +186,14 @@ def test_status_rankings_and_predictions_follow_the_last_broadcast(client, path,
     assert client.get("/weights").json() == {
         "names": None, "weights": [2.0, -1.0],
         "deviations": pytest.approx([2 / math.sqrt(50)] * 2), "own": False, "scales": [1.0, 1.0],
+        "directions": [],
     }  # fmt: skip
     problem(client.get("/rank"), 404, "--arms")
     catalogue = read_arms(write_arms(tmp_path / "arms.json"))
     with running(tmp_path / "other.db", catalogue=catalogue) as other:
         assert other.get("/weights").json() == {
             "names": None, "weights": [], "deviations": [], "own": True, "scales": [],
+            "directions": [],
         }  # fmt: skip
         keys = [f"k{i}" for i in range(6)]
         assert other.get("/rank").json() == {"order": list(range(6)), "keys": keys}

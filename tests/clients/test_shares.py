@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import tempfile
@@ -19,7 +20,7 @@ from test_devices import DEATHS, D, Federation, no_pause, undoing
 
 from clients.device import DeviceAgent, Limits
 from clients.store import DuelStore
-from fldb_flower.bandit.estimate import VARIANCES, CommonPrior
+from fldb_flower.bandit.estimate import MIXES, VARIANCES, CommonPrior
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
@@ -32,6 +33,7 @@ from strategies.simulated import SimulatedChannel
 
 __all__ = ["no_pause"]  # a fixture for all tests
 NONE = CommonPrior(np.zeros((D, D)), np.zeros(D), 0.1, 0.0)
+SHAPE = np.diag(np.arange(D) + 0.5)
 
 
 def personal(folder, **changes):
@@ -116,28 +118,34 @@ def posterior(x, y, precision, mean):
 
 
 def share_by_hand(x, y, prior, own=(0, 0)):
-    """Return M, m and the excess losses of all answers, with the formulas of the model."""
+    """Return M, m, the excess losses of all answers, and G, with the formulas of the model."""
     scale = prior.scale or (x**2).sum() / len(x) / 10
+    shape, rhos = (np.eye(D), [1.0]) if prior.shape is None else (prior.shape, MIXES)
     others = np.eye(D) * scale + prior.precision - own[0]
     mean = np.linalg.solve(others, prior.shift - own[1])
-    v, losses = prior.variance / scale, []
+    losses = []
 
-    def precision(variance):
-        return np.linalg.inv(np.linalg.inv(others) + variance * np.eye(D))
+    def covariance_of(variance, rho):
+        return variance / scale * ((1 - rho) * shape + rho * np.eye(D))
+
+    def precision(variance, rho):
+        return np.linalg.inv(np.linalg.inv(others) + covariance_of(variance, rho))
 
     for n in range(len(x)):
-        theta, hessian, gradient = posterior(x[:n], y[:n], precision(v), mean)
+        before = precision(prior.variance, prior.mix)
+        theta, hessian, gradient = posterior(x[:n], y[:n], before, mean)
         each = []
-        for variance in VARIANCES / scale:
-            q = precision(variance)
+        for variance, rho in itertools.product(VARIANCES, rhos):
+            q = precision(variance, rho)
             linear = q @ mean + hessian @ theta - gradient
             covariance = np.linalg.inv(q + hessian)
             z = x[n] @ covariance @ linear / np.sqrt(1 + np.pi / 8 * x[n] @ covariance @ x[n])
             each.append(np.logaddexp(0, z) - y[n] * z)
         losses.append(np.minimum(np.array(each) - min(each), 1.0))
-    theta, hessian, gradient = posterior(x, y, precision(v), mean)
-    mixed = np.linalg.inv(np.eye(D) + v * hessian)
-    return hessian @ mixed, mixed @ (hessian @ theta - gradient), np.array(losses)
+    theta, hessian, gradient = posterior(x, y, precision(prior.variance, prior.mix), mean)
+    mixed = np.linalg.inv(np.eye(D) + hessian @ covariance_of(prior.variance, prior.mix))
+    linear = hessian @ theta - gradient
+    return mixed @ hessian, mixed @ linear, np.array(losses), np.outer(gradient, gradient)
 
 
 def duels(seed, count):
@@ -145,11 +153,13 @@ def duels(seed, count):
     return 2 * rng.normal(size=(count, D)), rng.choice([0.0, 0.5, 1.0], size=count)
 
 
-def test_a_share_equals_the_formulas_of_the_model(device):
+@pytest.mark.parametrize("shape", [None, SHAPE])
+def test_a_share_equals_the_formulas_of_the_model(device, shape):
     x, y = duels(0, 9)
     device.answer(x, y)
-    end, first = device.request()
-    matrix, vector, losses = share_by_hand(x, y, NONE)
+    none = NONE._replace(shape=shape, mix=0.25)
+    end, first = device.request(none)
+    matrix, vector, losses, scatter = share_by_hand(x, y, none)
     np.testing.assert_allclose(first.precision, matrix, rtol=1e-7)
     np.testing.assert_allclose(first.shift, vector, rtol=1e-6)
     np.testing.assert_allclose(first.losses, losses.sum(axis=0), rtol=1e-6)
@@ -158,7 +168,7 @@ def test_a_share_equals_the_formulas_of_the_model(device):
     more = duels(1, 4)
     device.answer(*more)
     both = [np.concatenate(pair) for pair in zip((x, y), more, strict=True)]
-    prior = CommonPrior(matrix + np.eye(D), vector + 0.5, 0.4, 2.5)
+    prior = CommonPrior(matrix + np.eye(D), vector + 0.5, 0.4, 2.5, shape, 0.125)
     end, second = device.request(prior, counted=end)
     after = share_by_hand(*both, prior, own=(matrix, vector))
     assert end == 13
@@ -167,6 +177,32 @@ def test_a_share_equals_the_formulas_of_the_model(device):
     np.testing.assert_allclose(second.losses, after[2][9:].sum(axis=0), rtol=1e-6)
     assert second.squares == pytest.approx((more[0] ** 2).sum())
     assert (first.members, second.members) == (1, 0)
+    if shape is None:
+        assert first.scatter is second.scatter is None
+    else:
+        np.testing.assert_allclose(first.scatter, scatter, rtol=1e-5)
+        np.testing.assert_allclose(second.scatter, after[3] - scatter, rtol=1e-5, atol=1e-7)
+
+
+def test_shares_that_were_computed_with_another_structure_are_converted(device):
+    """A server starts with a learned V while an isotropic share is counted, and back."""
+    device.answer(*duels(0, 6))
+    end, first = device.request()
+    shaped = NONE._replace(shape=SHAPE)
+    end, again = device.request(shaped)  # the same request of another server: the same share
+    np.testing.assert_array_equal(again.precision, first.precision)
+    np.testing.assert_array_equal(again.losses.reshape(-1, len(MIXES)).T, [first.losses] * 5)
+    np.testing.assert_array_equal(again.scatter, 0.0)
+    device.answer(*duels(1, 4))
+    own = first.precision, first.shift
+    later = prior_with(own)._replace(shape=SHAPE, mix=0.5)
+    end, change = device.request(later, counted=end)
+    both = [np.concatenate(pair) for pair in zip(duels(0, 6), duels(1, 4), strict=True)]
+    *_, scatter = share_by_hand(*both, later, own=own)
+    np.testing.assert_allclose(change.scatter, scatter, rtol=1e-4, atol=1e-7)
+    end, back = device.request(NONE, counted=6)
+    assert back.scatter is None
+    np.testing.assert_array_equal(back.losses, change.losses.reshape(-1, len(MIXES))[:, -1])
 
 
 def as_vector(change):
@@ -256,7 +292,7 @@ def test_pruned_answers_leave_the_next_share(device):
     assert device.request(prior_with(own), counted=6)[0] == 6  # nothing changes at first
     device.answer(*duels(1, 5))
     _, change = device.request(prior_with(own), counted=6)
-    matrix, vector, _ = share_by_hand(*duels(1, 5), prior_with(own), own=own)
+    matrix, vector, *_ = share_by_hand(*duels(1, 5), prior_with(own), own=own)
     np.testing.assert_allclose(change.precision, matrix - own[0], rtol=1e-5)
     np.testing.assert_allclose(change.shift, vector - own[1], rtol=1e-5)
 
@@ -304,7 +340,8 @@ def test_sums_are_those_of_the_shares_and_survive_restarts(tmp_path):
             assert known.counted == server.devices.counted[store.device_id]
             np.testing.assert_array_equal(known.prior.precision, prior.precision)
             np.testing.assert_array_equal(known.prior.shift, prior.shift)
-            assert known.prior[2:] == prior[2:]
+            assert (*known.prior[2:4], known.prior.mix) == (*prior[2:4], prior.mix)
+            np.testing.assert_array_equal(known.prior.shape, prior.shape)
             np.testing.assert_allclose(known.theta, algorithm.theta_sync, rtol=1e-12)
 
 

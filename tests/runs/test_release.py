@@ -16,6 +16,7 @@ from test_resume import kill_at
 from clients.preference_agent import PreferenceAgent
 from clients.store import Synchronization
 from fldb_flower.bandit.estimate import CommonPrior, ShareChange
+from fldb_flower.errors import CheckpointError
 from fldb_flower.runs.directory import CHECKPOINT
 from fldb_flower.settings import Settings
 from fldb_flower.system.commands import installed_version
@@ -26,6 +27,7 @@ RUNS = {
     name: Settings(algorithm=name, num_agents=4, horizon=40, num_arms=4, dimension=3, tau=2)
     for name in ("fldb_ogd", "fldb_ons", "fldb_personal", "fldb_gd", "ldb")
 }
+STRUCTURE = {"fldb_personal": "isotropic"}  # of 0.3.0
 ARMS = np.array([[1.0, 0.0], [0.0, 1.0], [0.25, 0.5]])
 KEYS = ["tea", "coffee", "cocoa"]
 PRIOR = CommonPrior(np.diag([2.0, 3.0]), np.array([0.5, -0.25]), 0.1, 1.0)
@@ -86,9 +88,14 @@ def test_a_store_of_a_released_version_opens_with_all_that_was_in_it(release):
 def test_a_run_of_a_released_version_is_resumed(release, name):
     folder = release / name
     assert (folder / CHECKPOINT).exists()
-    run(replace(RUNS[name], resume=True), folder)
+    run(replace(RUNS[name], resume=True, personal_structure=STRUCTURE.get(name, "auto")), folder)
     resumed, whole = (pd.read_csv(folder / each) for each in ("regret.csv", "whole.csv"))
     np.testing.assert_allclose(resumed, whole, rtol=1e-6)
+
+
+def test_a_run_that_0_3_0_started_does_not_go_on_with_directions(release):
+    with pytest.raises(CheckpointError, match="personal_structure='isotropic'\" there"):
+        run(replace(RUNS["fldb_personal"], resume=True), release / "fldb_personal")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""The directions in which people differ most, in words: features with their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fldb_flower.bandit.estimate import CommonPrior
+
+_NOTABLE = 1.3  # variance of a direction, relative to the mean, from which it is reported
+_LEAST = 0.3  # weight, relative to the largest of a direction, from which a feature is named
+
+
+def directions_of(prior: CommonPrior, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Return the directions in which theta_i varies more than on average; empty if none is known.
+
+    Each has the ``share`` of the variance of theta_i, and by feature its ``weights``, a vector of
+    length 1 whose small entries are left out. Features of opposite sign are preferred by different
+    people. The weights are for scaled features, so they do not depend on units.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.directions import directions_of
+    >>> from fldb_flower.bandit.estimate import CommonPrior
+    >>> shape = np.array([[1.4, -1.4, 0.0], [-1.4, 1.4, 0.0], [0.0, 0.0, 0.2]])
+    >>> prior = CommonPrior(np.eye(3), np.ones(3), 0.5, 1.0, shape, mix=0.0)
+    >>> directions_of(prior, ["taxes", "welfare", "peace"])
+    [{'share': 0.9333, 'weights': {'taxes': 0.7071, 'welfare': -0.7071}}]
+    """
+    if prior.shape is None:
+        return []
+    variances, vectors = np.linalg.eigh(prior.covariance())
+    found = []
+    for place in reversed(range(len(variances))):
+        vector = vectors[:, place]
+        order = np.argsort(-np.abs(vector), kind="stable")
+        if variances[place] < _NOTABLE * variances.mean():
+            break
+        largest = vector[order[0]]
+        vector = vector * np.sign(largest)
+        named = [each for each in order if abs(vector[each]) >= _LEAST * abs(largest)]
+        labels = names or [f"feature {each + 1}" for each in range(len(vector))]
+        weights = {labels[each]: round(float(vector[each]), 4) for each in named}
+        share = round(float(variances[place] / variances.sum()), 4)
+        found.append({"share": share, "weights": weights})
+    return found
