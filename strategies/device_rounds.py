@@ -122,7 +122,7 @@ class DeviceDirectory(ResultsDirectory):
             "devices": len(devices.counted),
             "theta_sync": (theta if features is None else features.per_unit(theta)).tolist(),
             "heterogeneity": algorithm.heterogeneity,
-            "directions": algorithm.directions(features and features.names),
+            "directions": algorithm.directions(None if features is None else features.names),
         }
         if features is not None:
             model["features"] = features.to_json()

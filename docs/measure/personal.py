@@ -34,14 +34,18 @@ from simulations.benchmark import seconds, settings
 from simulations.engines import vectorized
 from simulations.engines.vectorized import DirectFederation
 
-SIGMA = 0.3
 MEMBERS, TRAINING = 99, 200  # agents that are there first, and their iterations
 NEWCOMERS = 100  # agents that join with each seed
-ANSWERS = (1, 2, 5, 10, 30, 100)  # of theirs; the last number is the number of iterations
+ANSWERS = (1, 5, 15, 100)  # of theirs; the last number is the number of iterations
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "alone": {"algorithm": "alone"},
     "common": {"algorithm": "fldb_personal", "personal_variance": 1e-9},
+    "isotropic": {"algorithm": "fldb_personal", "personal_structure": "isotropic"},
     "personal": {"algorithm": "fldb_personal"},
+}
+WORLDS: dict[str, dict[str, Any]] = {
+    "every direction": {"environment": {"sigma": 0.3}},
+    "2 of 10 directions": {"dimension": 10, "environment": {"sigma": 0.9, "directions": 2}},
 }
 
 Rule = Callable[[Array, float], float]
@@ -124,7 +128,8 @@ def variances(seeds: int = 10) -> pd.DataFrame:
 
 def _regret_under(job: tuple[tuple[str, str], int]) -> float:
     (case, rule), seed = job
-    run = {"settings": {"algorithm": "fldb_personal", "tau": 1, **CASES[case]}}
+    fixed = {"algorithm": "fldb_personal", "personal_structure": "isotropic", "tau": 1}
+    run = {"settings": {**fixed, **CASES[case]}}
     chosen = measured.settings_of(run, seed)
     history, algorithm = History(chosen.horizon), Ruled(chosen)
     algorithm.rule = RULES[rule]
@@ -141,25 +146,27 @@ def newcomers(seeds: int = 10) -> pd.DataFrame:
     of a new agent, with one value for each seed. The regret is of the pairs that the agents select.
     The log loss is of pairs of arms drawn at random, the same with each algorithm.
     """
-    curves = np.array(by_seed(_first_answers, list(ALGORITHMS), seeds))
+    pairs = list(itertools.product(WORLDS, ALGORITHMS))
+    curves = np.array(by_seed(_first_answers, pairs, seeds))
     return pd.DataFrame(
         [
             {
+                "world": world,
                 "algorithm": name,
                 "answers": count,
                 "regret": own[:, 0, count - 1].round(4).tolist(),
                 "log_loss": own[:, 1, count - 1].round(6).tolist(),
             }
-            for name, own in zip(ALGORITHMS, curves, strict=True)
+            for (world, name), own in zip(pairs, curves, strict=True)
             for count in ANSWERS
         ]
     )
 
 
-def _first_answers(job: tuple[str, int]) -> FloatArray:
+def _first_answers(job: tuple[tuple[str, str], int]) -> FloatArray:
     """Return the regret and the mean log loss after each answer of new agents, (2, answers)."""
-    name, seed = job
-    values = {**ALGORITHMS[name], "seed": seed, "environment": {"sigma": SIGMA}}
+    (world, name), seed = job
+    values = {**ALGORITHMS[name], "seed": seed, **WORLDS[world]}
     prior = None
     if name != "alone":
         trained = settings(**values, num_agents=MEMBERS, horizon=TRAINING)

@@ -24,6 +24,7 @@ MODULES = {  # of the function that measures each table, by its name
     "algorithms": "simulations.benchmark",  # the algorithms, relative to lower bounds
     "changing": "changing",  # half-lives, if theta changes its sign
     "changing_device": "changing",  # the same on a device
+    "conditions": "directions",  # both forms of V with other schedules
     "deployment": "deployment",  # a SuperLink under load, by number of nodes
     "flower": "flower",  # `flwr run`, relative to an app that does nothing
     "inprocess": "exchange",  # one exchange of one node, and Flower's bare message
@@ -33,6 +34,7 @@ MODULES = {  # of the function that measures each table, by its name
     "message": "message",  # a device's process for one message
     "newcomers": "personal",  # agents that join late
     "pace": "personal",  # times of FLDB-Personal relative to LDB
+    "populations": "directions",  # a learned V, where agents differ along directions
     "privacy": "privacy",  # regret with noise
     "refit_times": "refits",  # times with fits at geometric times
     "refits": "refits",  # regret with fits at geometric times

@@ -163,7 +163,7 @@ class FLDBPersonal(Algorithm):
         curvature = (1.0 - 1.0 / members) * precision
         covariance = next_covariance(self.prior.covariance(), curvature / scale, scatter / scale)
         shape = shape_of(covariance, precision / scale, self.settings.personal_ridge)
-        former = kept(answers, change.num_duels / members)
+        former = kept(answers, change.num_duels / members, members)
         losses = former * arrays["losses"] + change.losses
         variance, mix = mean_mixture(losses, answers)
         prior = self.prior._replace(variance=variance, shape=shape, mix=mix)

@@ -15,7 +15,7 @@ from fldb_flower.linalg.arrays import Array
 
 PULL = 0.3  # nu: how many agents' weight the pull to v I has
 HALF_WEIGHT = 20.0  # answers per agent after which log losses have half of their weight
-SPAN, GROWTH = 10.0, 3.0  # the sums of log losses span the last ``10 + t / 3`` answers
+SPAN, GROWTH, FEW = 10.0, 3.0, 50.0  # constants of `kept`
 
 
 def next_covariance(covariance: Array, curvature: Array, scatter: Array) -> Array:
@@ -63,9 +63,14 @@ def mean_mixture(losses: Array, answers: float) -> tuple[float, float]:
     return variance, float(VARIANCES @ weights @ MIXES) / variance
 
 
-def kept(answers: float, new: float) -> float:
-    """Return the weight of the former log losses after ``new`` of ``answers`` per agent."""
-    return float((1.0 - 1.0 / (SPAN + answers / GROWTH)) ** new)
+def kept(answers: float, new: float, agents: float) -> float:
+    """Return the weight of the former log losses after ``new`` of ``answers`` per agent.
+
+    The sums span the last ``w = (10 + t / 3) (1 + 50 / N)`` answers of an agent: R has changed
+    since the earlier ones. With few agents, fewer answers would leave the choice to chance.
+    """
+    span = (SPAN + answers / GROWTH) * (1.0 + FEW / agents)
+    return float((1.0 - 1.0 / span) ** new)
 
 
 def _power(matrix: Array, exponent: float) -> Array:

@@ -101,10 +101,11 @@ def _study(folder: Path, version: object) -> Study:  # noqa: ARG001 - a key of t
     numbers = known or _numbered(arm for _, *pair, _ in rows for arm in pair)
     people = _numbered(person for person, *_ in rows)
     duels = [(people[row[0]], numbers[row[1]], numbers[row[2]], row[3]) for row in rows]
-    columns = [np.array(column) for column in zip(*duels, strict=True)]
+    person, first, second, preference = map(np.array, zip(*duels, strict=True))
     features = _read(file, lambda _: indicators(len(numbers))) if table is None else table.features
     names = tuple(numbers) if table is None else table.names
-    return Study(folder, tuple(numbers), tuple(people), features, *columns, names)
+    answers = person, first, second, preference
+    return Study(folder, tuple(numbers), tuple(people), features, *answers, names)
 
 
 def _numbered(names: Iterable[str]) -> dict[str, int]:

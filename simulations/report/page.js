@@ -2,7 +2,6 @@
 /* The data of the runs is one block of JSON. It is not trusted: texts become text nodes, or are escaped by DataTables
    and by the generator where a library takes markup. */
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const SHOWN = 12; // groups on a page of their table, and in the charts
 const byId = (id) => document.getElementById(id);
 const narrow = matchMedia("(max-width: 40rem)");
 const scheme = matchMedia("(prefers-color-scheme: dark)");
@@ -10,10 +9,7 @@ const scheme = matchMedia("(prefers-color-scheme: dark)");
 /** Create an element; functions are listeners, strings become text nodes. */
 function h(name, attributes = {}, ...children) {
   const node = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (typeof value === "function") node.addEventListener(key, value);
-    else node.setAttribute(key, value);
-  }
+  for (const [key, value] of Object.entries(attributes)) node[typeof value === "function" ? "addEventListener" : "setAttribute"](key, value);
   node.append(...children);
   return node;
 }
@@ -31,43 +27,41 @@ function shown(number, digits = 2) {
 
 /* ---- Charts ---------------------------------------------------------------------------------- */
 
-const HELP = "Left and right: along the curve. Up and down: another curve. Plus and minus: zoom. 0: all.";
-
 /** Make a chart with buttons for scales and export, read by keys; return the function that draws a figure. */
 function makeChart(id, title) {
   const live = h("p", { class: "unseen", "aria-live": "polite" });
-  const plot = h("div", { class: "plot", tabindex: 0, role: "group", "aria-label": `${title}, a chart. ${HELP}` });
+  const label = `${title}, a chart. Left and right: along the curve. Up and down: another curve. Plus and minus: zoom. 0: all.`;
+  const plot = h("div", { class: "plot", tabindex: 0, role: "group", "aria-label": label });
   let figure = null;
-  const log = {};
-  const layout = () => ({
-    ...figure.layout,
-    legend: narrow.matches ? { orientation: "h", y: -0.25 } : {},
-    xaxis: { ...figure.layout.xaxis, type: log.x ? "log" : "linear" },
-    yaxis: { ...figure.layout.yaxis, type: log.y ? "log" : "linear" },
-  });
+  const types = { x: "linear", y: "linear" };
+  /** Return the layout; with a legend below the chart, the chart is as much higher as the legend. */
+  function layout(isBelow) {
+    const all = { ...figure.layout };
+    for (const axis of ["x", "y"]) all[`${axis}axis`] = { ...all[`${axis}axis`], type: types[axis] };
+    if (!isBelow) return all;
+    const rows = figure.data.filter(({ visible = true, showlegend = all.showlegend }) => visible && showlegend).flatMap(({ name }) => name.split("<br>")).length;
+    const legend = { ...all.legend, itemwidth: 30, x: -0.1, y: -0.2, yanchor: "top" };
+    return { ...all, legend, hoverlabel: { ...all.hoverlabel, font: { size: 9 } }, height: 360 + 20 * rows, margin: { ...all.margin, b: 50 + 20 * rows } };
+  }
   const config = { responsive: true, displaylogo: false, displayModeBar: true, modeBarButtons: [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
-  const draw = () => Plotly.react(plot, ...themed([figure.data, layout()]), config);
-  const scale = (axis) => h("button", {
-    type: "button", "aria-pressed": "false", class: `log-${axis}`,
-    click: ({ currentTarget }) => {
-      log[axis] = !log[axis];
-      currentTarget.setAttribute("aria-pressed", String(log[axis]));
-      draw();
-    },
-  }, `Log ${axis}`);
-  const save = (format) => h("button", {
-    type: "button", class: `save-${format}`, "aria-label": `Save ${title} as ${format.toUpperCase()}`,
-    click: () => Plotly.downloadImage(
-      { data: figure.data, layout: { ...layout(), paper_bgcolor: "#ffffff", showlegend: true, height: null } },
-      { format, filename: id, width: 900, height: 560, scale: format === "png" ? 3 : 1 },
-    ),
-  }, format.toUpperCase());
+  function draw() {
+    const next = themed({ data: figure.data, layout: layout(narrow.matches), config });
+    plot.style.height = `${next.layout.height}px`;
+    Plotly.react(plot, next);
+  }
+  const scale = (axis) => h("button", { type: "button", "aria-pressed": "false", class: `log-${axis}`, click: ({ currentTarget }) => {
+    types[axis] = types[axis] === "log" ? "linear" : "log";
+    currentTarget.setAttribute("aria-pressed", String(types[axis] === "log"));
+    draw();
+  } }, `Log ${axis}`);
+  const save = (format) => h("button", { type: "button", class: `save-${format}`, "aria-label": `Save ${title} as ${format.toUpperCase()}`, click: () => Plotly.downloadImage(
+    { data: figure.data, layout: { ...layout(), paper_bgcolor: "#ffffff", showlegend: true, height: null } },
+    { format, filename: id, width: 900, height: 560, scale: format === "png" ? 3 : 1 },
+  ) }, format.toUpperCase());
   byId(id).append(h("div", { class: "row" }, scale("x"), scale("y"), save("svg"), save("png")), plot, live);
   plot.addEventListener("keydown", keysOf(plot, live));
-  return (next) => {
-    figure = next;
-    return draw();
-  };
+  plot.addEventListener("blur", () => Plotly.Fx.unhover(plot));
+  return (next) => { figure = next; draw(); };
 }
 
 /** Return a listener by which keys move between the points of a chart, and zoom. */
@@ -76,9 +70,8 @@ function keysOf(plot, live) {
   const traces = () => plot.calcdata.map((points) => points[0].trace).filter((trace) => trace.hovertemplate && trace.visible === true);
   const zooms = { "+": "in", "=": "in", "-": "out", 0: "reset" };
   function move(dx, dy) {
-    const found = traces();
-    if (!found.length) return;
-    const order = found.toSorted((a, b) => a.y.at(-1) - b.y.at(-1));
+    const order = traces().toSorted((a, b) => a.y.at(-1) - b.y.at(-1));
+    if (!order.length) return;
     let place = order.findIndex(({ index }) => index === curve);
     if (place < 0) [place, point] = [0, order[0].x.length >> 1];
     else if (dy || order[place].x.length === 1) place = Math.min(Math.max(place + (dy || Math.sign(dx)), 0), order.length - 1);
@@ -86,8 +79,8 @@ function keysOf(plot, live) {
     const trace = order[place];
     [curve, point] = [trace.index, Math.min(Math.max(point, 0), trace.x.length - 1)];
     const error = trace.customdata?.[point];
-    live.textContent = `${trace.name}: ${shown(trace.x[point])}, ${shown(trace.y[point])}${error ? ` ± ${shown(error)}` : ""}`;
-    Plotly.Fx.hover(plot, [{ curveNumber: curve, pointNumber: point }]);
+    live.textContent = `${trace.name.replaceAll("<br>", " ")}: ${shown(trace.x[point])}, ${shown(trace.y[point])}${error ? ` ± ${shown(error)}` : ""}`;
+    Plotly.Fx.hover(plot, plot.layout.hovermode === "closest" ? [{ curveNumber: curve, pointNumber: point }] : { xval: trace.x[point] });
   }
   return (event) => {
     const far = event.shiftKey ? 10 : 1;
@@ -103,58 +96,104 @@ function keysOf(plot, live) {
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
 const text = DataTable.render.text();
-const escaped = (name) => text.display(name);
 
 function makeTable(id, { columns, rows }, options, isSelectable = false) {
   const pick = { title: '<span class="unseen">Select</span>', data: null, className: "dt-select", orderable: false, defaultContent: "", render: DataTable.render.select(), columnControl: [] };
   const columnOf = ({ title, kind, digits }, place) => ({
-    title: escaped(title), data: place, className: place ? kind : "name",
-    render: kind === "text" ? text : (value, type) => (type === "display" ? shown(value, digits) : value),
+    title: text.display(title), data: place, className: place ? kind : "name", visible: kind !== "path",
+    render: kind === "number" ? (value, type) => (type === "display" ? shown(value, digits) : value) : text,
     columnControl: ["order", kind === "text" && place ? ["searchList"] : "searchDropdown"],
   });
-  const csv = {
-    extend: "csvHtml5", text: "CSV", filename: id, bom: true,
-    exportOptions: { columns: ":not(.dt-select)", orthogonal: "export", stripHtml: false, decodeEntities: false },
-  };
+  const exportOptions = { columns: ":not(.dt-select)", orthogonal: "export", stripHtml: false, decodeEntities: false };
+  const csv = { extend: "csvHtml5", text: "CSV", filename: id, bom: true, exportOptions };
   const all = [...(isSelectable ? [pick] : []), ...columns.map(columnOf)];
   byId(id).append(h("thead", {}, h("tr", {}, ...all.map(() => h("th", { scope: "col" })))));
+  const clear = h("button", { type: "button", click: () => table.search("").columns().columnControl.searchClear().draw().table().container().querySelector("input[type=search]").focus() }, "Clear filter");
+  const info = h("div", { role: "status" });
   const table = new DataTable(byId(id), {
     columns: all, data: rows, autoWidth: false, ordering: { handler: false, indicators: false },
-    layout: { topStart: { buttons: [csv, { extend: "colvis", text: "Columns" }] }, topEnd: "search" },
+    layout: { topStart: { buttons: [csv, { extend: "colvis", text: "Columns" }] }, topEnd: "search", bottomStart: () => info },
+    language: { zeroRecords: `No ${id} match.`, search: "Search" },
+    drawCallback() {
+      const { start, end, recordsDisplay: found, recordsTotal: total } = this.api().page.info();
+      info.replaceChildren(...(found < total ? [`${found} of ${total} ${id} match`, clear] : [`${start + 1} to ${end} of ${total} ${id}`]));
+    },
     ...options,
   });
   table.table().container().querySelector("nav").setAttribute("aria-label", `Pages of ${id}`);
   return table;
 }
 
+/** Show the columns that differ, or names on a narrow screen, but not the last ones if they do not fit. */
+function arrange(table, { columns, rows }) {
+  const skip = table.columns().count() - columns.length; // the column of checkboxes
+  const show = (place, isVisible) => table.column(place + skip).visible(isVisible, false);
+  const differs = columns.map(({ kind }, place) => place && kind === "text" && !narrow.matches && new Set(rows.map((row) => row[place])).size > 1);
+  columns.forEach(({ kind }, place) => show(place, place ? kind === "number" || differs[place] : skip || !differs.some(Boolean)));
+  table.draw(false);
+  for (let place = columns.length - 1, node = table.table().node(); place && node.offsetWidth > node.parentElement.clientWidth; place--) if (!columns[place].title.endsWith("regret")) show(place, false);
+}
+
 /* ---- Groups: the rows on the page of the table are in the charts -------------------------------- */
 
 const groupings = Object.entries(DATA.groupings);
-const drawCost = { exchanges: makeChart("exchanges", "Regret against exchanges"), bytes: makeChart("bytes", "Regret against bytes") };
-const drawGroups = { regret: makeChart("regret", "Cumulative regret"), ...drawCost };
-let { charts: figures, colors } = groupings[0][1];
-const columns = groupings[0][1].table.columns;
-const groups = makeTable("groups", groupings[0][1].table, {
-  pageLength: SHOWN, lengthMenu: [5, SHOWN, 25, 100],
-  order: [[columns.findIndex(({ title }) => title === "Mean regret"), "asc"]],
-  rowCallback: (row, _, __, ___, index) => { row.cells[0].style.borderLeft = `6px solid ${themed(colors[index])}`; },
+const drawGroups = {
+  regret: makeChart("regret", "Cumulative regret"),
+  exchanges: makeChart("exchanges", "Regret against exchanges"),
+  bytes: makeChart("bytes", "Regret against bytes"),
+};
+const CHANNELS = ["color", "dash", "marker"];
+let present = groupings[0][1];
+const dashOf = (lengths) => lengths.map((length) => `${2 * length}px`).join() || "solid";
+
+/** Return color, dash and marker of a group: each encodes the value of one setting. */
+const styleOf = (index) => Object.fromEntries(CHANNELS.map((channel) => {
+  const key = byId(channel).value || present.encoding[channel];
+  return [channel, present.scales[key][present.levels[index][key] ?? 0][channel]];
+}));
+
+const groups = makeTable("groups", present.table, {
+  pageLength: 12, lengthMenu: [5, 12, 25, 100],
+  order: [[present.table.columns.findIndex(({ title }) => title === "Mean regret"), "asc"]],
+  rowCallback: (row, _, __, ___, index) => { row.style.setProperty("--group", themed(styleOf(index).color)); },
 });
 
+/** Return a trace in the style of its group; curves have marks only if these encode another setting. */
+function styled(trace, isFilled) {
+  const { color, dash: lengths, marker } = styleOf(trace.meta);
+  if (trace.fill) return { ...trace, fillcolor: `${color}26` };
+  if (trace.mode === "markers") return { ...trace, marker: { symbol: isFilled ? marker : `${marker}-open`, size: 11, color, line: { width: 2, color } } };
+  const isMarked = ![byId("color").value, byId("dash").value].includes(byId("marker").value);
+  return { ...trace, mode: isMarked ? "lines+markers" : "lines", line: { color, dash: dashOf(lengths), width: 2.25 }, marker: { symbol: marker, color, size: 8, maxdisplayed: 6 } };
+}
+
 function drawCharts() {
-  const visible = new Set(groups.rows({ page: "current", search: "applied" }).indexes().toArray());
+  const chosen = new Set(groups.rows({ page: "current", search: "applied" }).indexes().toArray());
   for (const [name, draw] of Object.entries(drawGroups)) {
-    const { data, layout } = figures[name];
-    draw({ data: data.map((trace) => ({ ...trace, visible: visible.has(trace.meta) })), layout });
+    const { data, layout } = present.charts[name];
+    byId(name).hidden = !chosen.size;
+    const points = data.filter(({ mode, meta }) => mode === "markers" && chosen.has(meta)).toSorted((a, b) => a.x[0] - b.x[0]);
+    const best = points.filter(({ x: [x], y: [y] }) => !points.some((other) => other.x[0] <= x && other.y[0] <= y && (other.x[0] < x || other.y[0] < y)));
+    const frontier = { x: best.flatMap(({ x }) => x), y: best.flatMap(({ y }) => y), mode: "lines", line: { shape: "hv", dash: "dot", width: 1.5, color: "#1a2027" }, hoverinfo: "skip", showlegend: false };
+    draw({ data: [frontier, ...data.map((trace) => ({ ...styled(trace, best.includes(trace)), visible: chosen.has(trace.meta) }))], layout });
   }
 }
 
-function groupBy({ table, charts: others, colors: own }) {
-  [figures, colors] = [others, own];
-  groups.clear().rows.add(table.rows);
-  const varies = (place) => new Set(table.rows.map((row) => row[place])).size > 1;
-  const settings = [...columns.keys()].filter((place) => place && columns[place].kind === "text");
-  columns.forEach(({ kind }, place) => groups.column(place).visible(place ? kind !== "text" || varies(place) : !settings.some(varies), false));
-  groups.draw();
+function groupBy(grouping) {
+  present = grouping;
+  for (const channel of CHANNELS) {
+    byId(channel).replaceChildren(...Object.keys(present.scales).map((key) => h("option", {}, key)));
+    byId(channel).value = present.encoding[channel];
+  }
+  groups.clear().rows.add(present.table.rows);
+  follow();
+}
+
+function restyle() {
+  const others = Object.keys(present.scales).filter((key) => !CHANNELS.some((channel) => byId(channel).value === key));
+  byId("unstyled").textContent = others.length ? `In the names only: ${others.join(", ")}.` : "";
+  groups.rows().invalidate();
+  arrange(groups, present.table);
 }
 
 /* ---- Comparison of the selected runs ----------------------------------------------------------- */
@@ -162,10 +201,8 @@ function groupBy({ table, charts: others, colors: own }) {
 const drawSelected = makeChart("selected", "Curves of the selected runs");
 const runs = makeTable("runs", DATA.runs, {
   select: { style: "multi", selector: "td.dt-select", headerCheckbox: false },
-  pageLength: 25,
-  order: [[2, "asc"]],
-  rowCallback: (row, _, __, ___, index) => {
-    const [box, name] = row.cells;
+  pageLength: 25, order: [[2, "asc"]],
+  rowCallback: ({ cells: [box, name] }, _, __, ___, index) => {
     box.querySelector("input")?.setAttribute("aria-label", `Select ${DATA.runs.rows[index][0]}`);
     name.replaceChildren(h("a", { href: DATA.links[index] }, DATA.runs.rows[index][0]));
   },
@@ -175,11 +212,7 @@ function compare() {
   const chosen = runs.rows({ selected: true }).indexes().toArray();
   byId("comparison").hidden = !chosen.length;
   if (!chosen.length) return;
-  const names = chosen.map((index) => DATA.runs.rows[index][0]);
-  const lines = DATA.runs.columns.map(({ title, kind, digits }, place) => [title, ...chosen.map((index) => {
-    const value = DATA.runs.rows[index][place];
-    return kind === "number" ? shown(value, digits) : value;
-  })]);
+  const lines = DATA.runs.columns.map(({ title, kind, digits }, place) => [title, ...chosen.map((index) => DATA.runs.rows[index][place]).map((value) => (kind === "number" ? shown(value, digits) : value))]);
   const notes = new Set(chosen.flatMap((index) => Object.keys(DATA.details[index].notes)));
   for (const note of notes) lines.push([note, ...chosen.map((index) => DATA.details[index].notes[note] ?? "")]);
   fill(byId("differences"), lines);
@@ -188,46 +221,39 @@ function compare() {
   const measure = offered.has(byId("measure").value) ? byId("measure").value : [...offered][0];
   byId("measure").replaceChildren(...[...offered].map((name) => h("option", {}, name)));
   byId("measure").value = measure;
-  const { layout } = figures.regret;
+  const { layout } = present.charts.regret;
   const data = chosen.flatMap((index, number) => {
-    const curve = DATA.details[index].curves[measure];
-    return curve ? [{
-      ...curve, mode: "lines", name: escaped(names[number]), hovertemplate: `iteration %{x:,}<br>${measure} %{y:,.5~g}`,
-      line: { width: 2, color: PALETTE[number % PALETTE.length], dash: DASHES[Math.floor(number / PALETTE.length) % DASHES.length] },
-    }] : [];
+    const { color, curves: { [measure]: curve } } = DATA.details[index];
+    const line = { width: 2, color, dash: dashOf(DATA.dashes[number % DATA.dashes.length]) };
+    return curve ? [{ ...curve, line, mode: "lines", name: text.display(DATA.runs.rows[index][0]), hovertemplate: "%{y:,.5~g}" }] : [];
   });
-  drawSelected({ data, layout: { ...layout, yaxis: { ...layout.yaxis, title: { text: measure } } } });
+  drawSelected({ data: data.toSorted((a, b) => b.end - a.end), layout: { ...layout, yaxis: { ...layout.yaxis, title: { text: measure } } } });
 }
-
-const PALETTE = DATA.palette;
-const DASHES = ["solid", "dash", "dot", "dashdot"];
 
 /** Fill a table of texts and numbers; rows with differing values are bold. */
 function fill(table, lines) {
-  table.replaceChildren(...lines.map(([name, ...values]) => h(
-    "tr", { class: new Set(values).size > 1 ? "differs" : "" }, h("th", { scope: "row" }, name),
-    ...values.map((value) => h("td", {}, value)),
-  )));
+  const row = ([name, ...values]) => h("tr", { class: new Set(values).size > 1 ? "differs" : "" }, h("th", { scope: "row" }, name), ...values.map((value) => h("td", {}, value)));
+  table.replaceChildren(...lines.map(row));
 }
 
 /* ---- Assembly ---------------------------------------------------------------------------------- */
 
-byId("counts").textContent = `${DATA.runs.rows.length.toLocaleString("en")} runs. Made ${DATA.created}.`;
+byId("counts").textContent = `${DATA.runs.rows.length.toLocaleString("en")} runs. Made ${new Date(DATA.created).toLocaleString("en-GB", { dateStyle: "long", timeStyle: "short" })}.`;
 fill(byId("common"), Object.entries(DATA.common));
 byId("unfinished").hidden = !DATA.unfinished.length;
 byId("unfinished").querySelector("ul").append(...DATA.unfinished.map(([path, reason]) => h("li", {}, `${path}: ${reason}`)));
 byId("grouping").append(...groupings.map(([title]) => h("option", {}, title)));
 byId("grouping").addEventListener("change", ({ target }) => groupBy(groupings[target.selectedIndex][1]));
 byId("measure").addEventListener("change", compare);
+for (const channel of CHANNELS) byId(channel).addEventListener("change", restyle);
 groups.on("draw", drawCharts);
 runs.on("select deselect", compare);
 function follow() {
   document.documentElement.classList.toggle("dark", scheme.matches);
-  groups.rows().invalidate().draw(false);
+  arrange(runs, DATA.runs);
+  restyle();
   compare();
 }
-scheme.addEventListener("change", follow);
-narrow.addEventListener("change", follow);
-document.documentElement.classList.toggle("dark", scheme.matches);
+for (const query of [scheme, narrow]) query.addEventListener("change", follow);
 groupBy(groupings[0][1]);
 performance.mark("report-ready");

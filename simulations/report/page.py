@@ -7,7 +7,8 @@ import datetime
 import json
 import os
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +24,7 @@ from plotly.offline import get_plotlyjs
 
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.runs.results import PARTICIPATION, PREDICTION
-from fldb_flower.runs.styles import ALGORITHM_STYLES, Style, styles_of
+from fldb_flower.runs.styles import DARK_SEQUENCE, DASHES, SEQUENCE, styles_of
 from fldb_flower.system.files import digest, read_part
 from simulations.saved_runs import (
     NUMBERS,
@@ -37,13 +38,14 @@ from simulations.saved_runs import (
 
 MAX_POINTS = 200
 """Maximum number of points of a curve, apart from the ends of shorter runs."""
-DARK = {"#1a2027": "#e8ecf1", "#dfe3e8": "#36404b"}
-"""Colors of text and grid on a dark background, by those on white."""
+DARK = {"#1a2027": "#e8ecf1", "#dfe3e8": "#36404b", "#56606b": "#a3aeba", "#ffffff": "#191f26"}
+"""Colors of text, grid, buttons and the background on a dark page, by those on white."""
 
-_INK, _GRID = DARK
+_INK, _GRID, _MUTED, _PAPER = DARK
 _SHOWN_ALONE = ("algorithm", "environment.name", "schedule.name", "engine.name", "selection")
 _FINAL, _REGRET = NUMBERS[0], "cumulative regret per agent"
 _COSTS = {"exchanges": ["exchanges"], "bytes": ["uploaded_bytes", "downloaded_bytes"]}
+_CHANNELS = {"color": "algorithm", "dash": "tau", "marker": "num_agents"}
 _TITLES = {
     "uploaded_bytes": "bytes up",
     "downloaded_bytes": "bytes down",
@@ -57,7 +59,6 @@ class Group(NamedTuple):
     label: str
     values: dict[str, str]
     places: list[int]
-    style: Style
 
 
 class Data:
@@ -77,6 +78,8 @@ class Data:
             for key, value in run.used.items()
             if key not in self.keys
         }
+        algorithms = sorted({str(run.settings.get("algorithm")) for run in runs})
+        self.styles = dict(zip(algorithms, styles_of(algorithms), strict=True))
         self.kept = kept_iterations([len(run.curve) for run in runs])
         self.measures = [*predictions(runs), *NUMBERS[1:]]
         summaries = [run.summary for run in runs]
@@ -91,32 +94,59 @@ class Data:
         """Return the groups in the order of their values; a repeated run counts once."""
         found: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = {}
         for place, own in enumerate(self.settings):
-            key = tuple((name not in own, *_order(own.get(name, ""))) for name in by)
+            key = tuple(_order(own.get(name, "")) for name in by)
             found.setdefault(key, {}).setdefault(tuple(own.items()), place)
-        members = [list(found[key].values()) for key in sorted(found)]
-        algorithms = [
-            {str(self.runs[i].settings.get("algorithm")) for i in each} for each in members
-        ]
-        are_single = all(len(each) == 1 for each in algorithms)
-        styles = styles_of([min(each) if are_single else "" for each in algorithms])
         groups = []
-        for places, style in zip(members, styles, strict=True):
+        for key in sorted(found):
+            places = list(found[key].values())
             own = self.settings[places[0]]
             values = {name: own[name] for name in by if name in own}
-            parts = [v if k in _SHOWN_ALONE else f"{name_of(k)}={v}" for k, v in values.items()]
-            label = ", ".join(filter(None, parts)) or "all runs"
-            groups.append(Group(label, values, places, style))
+            groups.append(Group(_label(values) or "all runs", values, places))
         return groups
+
+    def names(self) -> list[str]:
+        """Return the names of runs: what differs, and a number for each of several seeds."""
+        others = [{k: v for k, v in own.items() if k != "seed"} for own in self.settings]
+        labels = pd.Series([_label(own) or "run" for own in others])
+        numbers = "\N{NO-BREAK SPACE}#" + (labels.groupby(labels).cumcount() + 1).astype(str)
+        return (labels + numbers.where(labels.duplicated(keep=False), "")).tolist()
+
+    def encoding(self, groups: Sequence[Group], by: Sequence[str]) -> dict[str, Any]:
+        """Return the styles of each setting's values, and the setting that each channel encodes.
+
+        ``levels`` has the place of a group's value among the values of a setting, which ascend.
+        """
+        found = {key: {group.values.get(key, "") for group in groups} for key in by}
+        values = {key: sorted(own, key=_order) for key, own in found.items() if len(own) > 1}
+        styles = {
+            name_of(key): styles_of(own if key == "algorithm" else [""] * len(own))
+            for key, own in values.items()
+        } or {"algorithm": list(self.styles.values())}
+        by_size = sorted(styles, key=lambda key: -len(styles[key]))
+        kept = [key for key in _CHANNELS.values() if len(styles.get(key, ())) <= len(DASHES)]
+        free = [key for key in by_size if key not in kept]
+        chosen = {
+            channel: key if key in styles else free.pop(0) if free else by_size[0]
+            for channel, key in _CHANNELS.items()
+        }
+        levels = [
+            {name_of(key): own.index(group.values.get(key, "")) for key, own in values.items()}
+            for group in groups
+        ]
+        return {"scales": styles, "levels": levels, "encoding": chosen}
 
     def run_table(self, paths: Sequence[str]) -> dict[str, Any]:
         """Return titles, formats and rows of the table of runs."""
         rows = [
-            [path, final, *(own.get(key, "") for key in self.keys), *numbers]
-            for path, own, (final, *numbers) in zip(
-                paths, self.settings, self.numbers.to_numpy().tolist(), strict=True
+            [name, final, *(own.get(key, "") for key in self.keys), *numbers, path]
+            for name, path, own, (final, *numbers) in zip(
+                self.names(), paths, self.settings, self.numbers.to_numpy().tolist(), strict=True
             )
         ]
-        return _table(["Run", "Final regret", *map(name_of, self.keys), *self.measures], rows)
+        titles = ["Run", "Final regret", *map(name_of, self.keys), *self.measures, "folder"]
+        table = _table(titles, rows)
+        table["columns"][-1]["kind"] = "path"
+        return table
 
     def group_table(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Return titles, formats and rows of a table of groups: statistics of the final regret."""
@@ -125,55 +155,52 @@ class Data:
             numbers = self.numbers.iloc[group.places]
             final, means = numbers[_FINAL], numbers[self.measures].mean()
             values = [group.values.get(key, "") for key in self.keys]
-            statistics = [len(final), final.mean(), final.sem(), final.median()]
+            statistics = [final.mean(), final.sem(), len(final), final.median()]
             rows.append([group.label, *values, *statistics, *means])
-        titles = ["Runs", "Mean regret", "Std. error", "Median", *self.measures]
+        titles = ["Mean regret", "Std. error", "Runs", "Median", *self.measures]
         return _table(["Group", *map(name_of, self.keys), *titles], rows)
 
     def regret_chart(self, groups: Sequence[Group]) -> go.Figure:
-        """Return the mean regret of each group, with a band of one standard error."""
+        """Return the mean regret of each group, with standard errors; the highest end is first."""
         figure = _figure("iteration", _REGRET)
+        figure.update_layout(
+            hovermode="x unified", hoversort="value descending", legend_traceorder="normal",
+            xaxis_unifiedhovertitle_text="iteration %{x:,}", xaxis_spikethickness=1,
+        )  # fmt: skip
+        curves = []
         for number, group in enumerate(groups):
-            curves = [_regret(self.runs[place]) for place in group.places]
-            x = self.kept[: np.searchsorted(self.kept, min(map(len, curves)), side="right")]
-            mean, error = _mean_and_error([curve[x - 1] for curve in curves])
-            common = {"name": _short(group.label), "legendgroup": str(number), "meta": number}
-            line, band = group.style["color"], f"{group.style['color']}26"
-            reading = "iteration %{x:,}<br>regret %{y:,.5~g}"
+            own = [_regret(self.runs[place]) for place in group.places]
+            x = self.kept[: np.searchsorted(self.kept, min(map(len, own)), side="right")]
+            curves.append((number, x, *_mean_and_error([curve[x - 1] for curve in own])))
+        for number, x, mean, error in sorted(curves, key=lambda curve: -curve[2][-1]):
+            name = _short(groups[number].label)
+            common = {"name": name, "legendgroup": str(number), "meta": number}
+            reading = "%{y:,.2f}"
             if error is not None:
-                reading += " ± %{customdata:.4~g}"
+                reading += " ± %{customdata:,.2f}"
                 low = np.where(mean > error, mean - error, mean / 10)  # above 0, for a log axis
                 figure.add_scatter(
                     x=_small([*x, *x[::-1]]), y=_small([*(mean + error), *low[::-1]]),
-                    fill="toself", mode="none", fillcolor=band, hoverinfo="skip",
-                    showlegend=False, **common,
+                    fill="toself", mode="none", hoverinfo="skip", showlegend=False, **common,
                 )  # fmt: skip
-            dash = ",".join(f"{2 * length}px" for length in group.style["dash"]) or "solid"
             figure.add_scatter(
                 x=_small(x), y=_small(mean), customdata=None if error is None else _small(error),
-                mode="lines", line={"color": line, "dash": dash, "width": 2.25},
-                hovertemplate=reading, **common,
+                mode="lines", hovertemplate=reading, **common,
             )  # fmt: skip
         return figure
 
     def cost_chart(self, groups: Sequence[Group], title: str, names: list[str]) -> go.Figure:
-        """Return the final regret of each group against a cost; filled marks are not dominated."""
+        """Return the final regret of each group against a cost."""
         figure = _figure(title, "final regret per agent")
         figure.update_layout(showlegend=False, xaxis_rangemode="normal")
-        numbers = [self.numbers.iloc[group.places] for group in groups]
-        points = [(own[names].sum(axis=1).mean(), own[_FINAL].mean()) for own in numbers]
-        errors = [own[_FINAL].sem() if len(own) > 1 else 0.0 for own in numbers]
-        best = pareto_frontier(points)
-        for number, (group, (x, y), error) in enumerate(zip(groups, points, errors, strict=True)):
-            color, symbol = group.style["color"], group.style["marker"]
+        for number, group in enumerate(groups):
+            own = self.numbers.iloc[group.places]
+            error = own[_FINAL].sem() if len(own) > 1 else 0.0
             figure.add_scatter(
-                x=[x], y=[y], customdata=[error], mode="markers", meta=number,
-                name=_short(group.label), error_y={"array": [error], "thickness": 1.5},
-                marker={
-                    "symbol": symbol if number in best else f"{symbol}-open", "size": 11,
-                    "color": color, "line": {"width": 2, "color": color},
-                },
-                hovertemplate=f"{title} %{{x:,.5~s}}<br>regret %{{y:,.5~g}} ± %{{customdata:.4~g}}",
+                x=[own[names].sum(axis=1).mean()], y=[own[_FINAL].mean()], customdata=[error],
+                mode="markers", meta=number, name=_short(group.label),
+                error_y={"array": [error], "thickness": 1.5},
+                hovertemplate=f"{title} %{{x:,.5~s}}<br>regret %{{y:,.2f}} ± %{{customdata:,.2f}}",
             )  # fmt: skip
         return figure
 
@@ -202,8 +229,12 @@ class Data:
                 curves["share of replies"] = (ends, sums["replied"] / sums["asked"].clip(lower=1))
         except DataError as error:
             notes["Problem"] = str(error)
-        shown = {name: {"x": _packed(x), "y": _packed(y)} for name, (x, y) in curves.items()}
-        return {"curves": shown, "notes": notes}
+        shown = {
+            name: {"x": _packed(x), "y": _packed(y), "end": float(np.asarray(y)[-1])}
+            for name, (x, y) in curves.items()
+        }
+        style = self.styles[str(run.settings.get("algorithm"))]
+        return {"curves": shown, "notes": notes, "color": style["color"]}
 
 
 def text_of(value: Any) -> str:
@@ -218,12 +249,18 @@ def name_of(key: str) -> str:
     return key.removesuffix(".name")
 
 
+def _label(values: Mapping[str, str]) -> str:
+    """Return the values of settings in one line; some need no name."""
+    parts = (v if k in _SHOWN_ALONE else f"{name_of(k)}={v}" for k, v in values.items())
+    return ", ".join(filter(None, parts))
+
+
 def _order(text: str) -> tuple[bool, float, str]:
-    """Return a sort key of the text of a setting: numbers by value, before other texts."""
+    """Return a sort key of the text of a setting: numbers by value, other texts, a missing one."""
     try:
         return (False, float(text), "")
     except ValueError:
-        return (True, 0.0, text)
+        return (True, float(not text), text)
 
 
 def kept_iterations(horizons: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -238,15 +275,6 @@ def kept_iterations(horizons: Sequence[int]) -> npt.NDArray[np.int64]:
     half = MAX_POINTS // 2
     spaced = [np.linspace(1, last, half), np.geomspace(1, last, half), np.array(horizons)]
     return np.unique(np.rint(np.concatenate(spaced)).astype(np.int64))
-
-
-def pareto_frontier(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Return the places of the points (cost, regret) that no other point dominates."""
-    return {
-        place
-        for place, (x, y) in enumerate(points)
-        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
-    }
 
 
 def _mean_and_error(values: npt.ArrayLike) -> tuple[Any, Any]:
@@ -272,8 +300,9 @@ def _packed(values: npt.ArrayLike) -> dict[str, str]:
 
 
 def _short(label: str) -> str:
-    """Return text for Plotly, which reads some markup."""
-    return escape(label if len(label) <= 48 else f"{label[:47]}…")
+    """Return text of a few lines for Plotly, which reads some markup."""
+    lines = textwrap.wrap(label if len(label) <= 120 else f"{label[:119]}…", 40)
+    return "<br>".join(escape(line, quote=False) for line in lines)
 
 
 def _table(titles: Sequence[str], rows: list[list[Any]]) -> dict[str, Any]:
@@ -290,12 +319,17 @@ def _table(titles: Sequence[str], rows: list[list[Any]]) -> dict[str, Any]:
 
 def _figure(x: str, y: str) -> go.Figure:
     clear = "rgba(0,0,0,0)"
-    axis = {"gridcolor": _GRID, "zeroline": False, "automargin": True, "rangemode": "tozero"}
+    axis = {
+        "gridcolor": _GRID, "zeroline": False, "automargin": True, "rangemode": "tozero",
+        "ticks": "outside", "tickcolor": clear,
+    }  # fmt: skip
     return go.Figure(
         layout={
-            "template": "none", "height": 430, "font": {"color": _INK}, "hovermode": "closest",
-            "margin": {"l": 10, "r": 10, "t": 30, "b": 10}, "modebar": {"bgcolor": clear},
-            "paper_bgcolor": clear, "plot_bgcolor": clear, "showlegend": True,
+            "template": "none", "height": 430, "hovermode": "closest", "showlegend": True,
+            "font": {"color": _INK, "family": "system-ui, sans-serif"}, "legend": {"itemwidth": 44},
+            "margin": {"l": 10, "r": 10, "t": 30, "b": 10}, "paper_bgcolor": clear,
+            "modebar": {"bgcolor": clear, "color": _MUTED, "activecolor": _INK},
+            "hoverlabel": {"bgcolor": _PAPER, "namelength": -1}, "plot_bgcolor": clear,
             "xaxis": {**axis, "title": {"text": x}}, "yaxis": {**axis, "title": {"text": y}},
         }
     )  # fmt: skip
@@ -322,19 +356,17 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
     """Return the data of the page."""
     data = Data(runs)
     paths = [_relative(run.path, folder) for run in runs]
-    groupings, styles = {}, list(ALGORITHM_STYLES.values())
-    palette = [style["color"] for style in styles]
+    groupings = {}
     for title, by in data.ways_to_group().items():
         groups = data.groups(by)
-        styles += [group.style for group in groups]
         charts = {name: data.cost_chart(groups, name, names) for name, names in _COSTS.items()}
         groupings[title] = {
             "charts": {"regret": data.regret_chart(groups), **charts},
             "table": data.group_table(groups),
-            "colors": [group.style["color"] for group in groups],
+            **data.encoding(groups, by),
         }
     return {
-        "created": datetime.datetime.now().astimezone().isoformat(" ", timespec="minutes"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "groupings": groupings,
         "runs": data.run_table(paths),
         # "./": a name must not be read as a scheme
@@ -342,8 +374,10 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
         "details": [data.details(run) for run in runs],
         "common": data.common,
         "unfinished": [[_relative(item.path, folder), item.reason] for item in unfinished],
-        "palette": palette,
-        "dark": DARK | {style["color"]: style["dark"] for style in styles},
+        "dashes": DASHES,
+        "dark": DARK
+        | dict(zip(SEQUENCE, DARK_SEQUENCE, strict=True))
+        | {style["color"]: style["dark"] for style in data.styles.values()},
     }
 
 

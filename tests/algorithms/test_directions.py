@@ -248,7 +248,7 @@ class PlainLoop:
         new = x @ np.linalg.inv(v) @ x
         weights = eye - self.ridge * np.linalg.inv(total + self.ridge * eye)
         self.shape = new * np.trace(weights) / np.trace(new @ weights)
-        self.losses = (1 - 1 / (10 + t / 3)) * self.losses + losses
+        self.losses = (1 - 1 / (10 + t / 3) / (1 + 50 / n)) * self.losses + losses
         grid = np.array(list(itertools.product(VARIANCES, MIXES)))
         odds = np.exp(-t / (t + 20) * (self.losses - np.min(self.losses))) * grid[:, 0] ** -0.15
         odds /= odds.sum()

@@ -18,9 +18,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from fldb_flower.runs.styles import ALGORITHM_STYLES
+from fldb_flower.runs.styles import ALGORITHM_STYLES, SEQUENCE
 from simulations.report.__main__ import main, report
-from simulations.report.page import MAX_POINTS, Data, kept_iterations, pareto_frontier, payload
+from simulations.report.page import MAX_POINTS, kept_iterations, payload
 from simulations.saved_runs import Run, by_configuration, find_runs, varying
 
 ROOT = Path(__file__).parents[2]
@@ -238,7 +238,7 @@ def test_groups_and_their_statistics(tmp_path):
     assert unpacked(band["y"]) == [3.0, 10.0, 4.0, 1.0]
     assert unpacked(single["y"]) == [2.0, 5.0, float(np.float32(1e-9))]
     runs = table(page["runs"])
-    assert runs.Run.tolist() == ["0", "1", "again", "longer"]
+    assert runs.folder.tolist() == ["0", "1", "again", "longer"]
     assert runs["Final regret"].tolist() == [4.0, 10.0, 10.0, 1e-9]
 
 
@@ -268,20 +268,86 @@ def test_labels_name_settings_as_users_write_them(tmp_path):
     assert page["common"]["num_agents"] == "10"
 
 
-def test_groups_have_the_styles_of_their_algorithms(tmp_path):
-    for name in ("ldb", "fldb_ons"):
+def test_curves_are_in_the_order_of_their_ends(tmp_path):
+    for tau, end in ((1, 5.0), (2, 9.0), (3, 2.0), (4, 7.0)):
         for seed in (0, 1):
-            make_run(tmp_path / f"{name}{seed}", algorithm=name, seed=seed)
-    make_run(tmp_path / "tau", algorithm="fldb_ons", tau=2)
-    data = Data(find_runs([tmp_path])[0])
-    one, two, ldb = data.groups(["algorithm", "tau"])
-    assert [one.label, two.label, ldb.label] == ["fldb_ons, tau=1", "fldb_ons, tau=2", "ldb"]
-    assert one.style == ALGORITHM_STYLES["fldb_ons"]
-    assert ldb.style == ALGORITHM_STYLES["ldb"]
-    assert (one.style["color"], one.style["dash"]) != (two.style["color"], two.style["dash"])
-    # By seed, each group has both algorithms: the groups have different styles of their own.
-    colors = [group.style["color"] for group in data.groups(["seed"])]
-    assert len(set(colors)) == len(colors) == 2
+            make_run(tmp_path / f"{tau}{seed}", [9.0 - end, end + seed], tau=tau, seed=seed)
+    for grouping in made(tmp_path)["groupings"].values():
+        lines = [each for each in grouping["charts"]["regret"]["data"] if each["mode"] == "lines"]
+        ends = [unpacked(line["y"])[-1] for line in lines]
+        assert ends == sorted(ends, reverse=True)
+        assert grouping["charts"]["regret"]["layout"]["hovermode"] == "x unified"
+
+
+def test_short_names_say_what_differs_and_count_the_seeds(tmp_path):
+    for number, (tau, seed) in enumerate([(1, 3), (1, 7), (10, 3)]):
+        make_run(tmp_path / f"job_with_a_long_name_{number}", tau=tau, seed=seed, sigma=0.5)
+    names = table(made(tmp_path)["runs"]).Run.tolist()
+    assert names == ["tau=1\N{NO-BREAK SPACE}#1", "tau=1\N{NO-BREAK SPACE}#2", "tau=10"]
+
+
+def encodings(folder: Path, **settings: Any) -> dict[str, Any]:
+    """Make a run for each place of lists of settings; return the page's configurations."""
+    for number, values in enumerate(zip(*settings.values(), strict=True)):
+        make_run(folder / str(number), **dict(zip(settings, values, strict=True)))
+    return made(folder)["groupings"]["configuration"]
+
+
+def styles(grouping: dict[str, Any], key: str, part: str) -> list[Any]:
+    """Return what the groups of a page have on one channel if it encodes the given setting."""
+    return [grouping["scales"][key][levels[key]][part] for levels in grouping["levels"]]
+
+
+def test_color_dash_and_marker_encode_one_setting_each_in_the_order_of_its_values(tmp_path):
+    grid = [(a, n, t) for t in (10, 2, 1) for n in (100, 20) for a in ("ldb", "fldb_ons")]
+    names, sizes, periods = zip(*grid, strict=True)
+    page = encodings(tmp_path, algorithm=names, num_agents=sizes, tau=periods)
+    assert page["encoding"] == {"color": "algorithm", "dash": "tau", "marker": "num_agents"}
+    rows = table(page["table"])
+    # LDB has no period: its dash is the last.
+    for key, part, own in (
+        ("algorithm", "color", {n: ALGORITHM_STYLES[n]["color"] for n in ("ldb", "fldb_ons")}),
+        ("tau", "dash", {"1": [], "2": [5, 2], "10": [7, 2, 1.5, 2], "": [1.5, 1.5]}),
+        ("num_agents", "marker", {"20": "circle", "100": "square"}),
+    ):
+        assert styles(page, key, part) == [own[value] for value in rows[key]]
+
+
+def test_what_differs_determines_what_is_encoded(tmp_path):
+    """A preferred setting that does not vary gives its channel to another one."""
+    cases: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
+        "sigma": (
+            {"algorithm": ("ldb", "fldb_ons"), "sigma": (0.0, 1.0)},
+            ("algorithm", "sigma", "algorithm"),
+        ),
+        "no algorithm": (
+            {"tau": (1, 2, 4), "num_agents": (10, 20, 20)}, ("tau", "tau", "num_agents"),
+        ),
+        "only tau": ({"tau": (1, 2)}, ("tau", "tau", "tau")),
+        "three others": (
+            {"a": (1, 2), "b": (1, 2), "c": (1, 2), "d": (1, 2)}, ("a", "b", "c"),
+        ),
+        "too many for dashes": (
+            {"tau": range(1, 10), "a": [1, *[2] * 8]}, ("tau", "tau", "a"),
+        ),
+        "nothing": ({"seed": (1, 2)}, ("algorithm", "algorithm", "algorithm")),
+    }  # fmt: skip
+    for name, (settings, expected) in cases.items():
+        page = encodings(tmp_path / name, **settings)
+        assert tuple(page["encoding"].values()) == expected, name
+        colors = [style["color"] for style in page["scales"][expected[0]]]
+        if expected[0] == "algorithm":
+            assert (
+                ALGORITHM_STYLES["fldb_ons" if len(colors) > 1 else "fldb_ogd"]["color"] in colors
+            )
+        else:  # from dark to light
+            assert [SEQUENCE.index(color) for color in colors] == sorted(
+                map(SEQUENCE.index, colors)
+            )
+    made_of = made(tmp_path / "sigma")
+    assert [run["color"] for run in made_of["details"]] == [
+        ALGORITHM_STYLES[name]["color"] for name in ("ldb", "fldb_ons")
+    ]
 
 
 def test_kept_iterations_are_few_and_include_both_ends():
@@ -292,11 +358,6 @@ def test_kept_iterations_are_few_and_include_both_ends():
         assert (np.diff(kept) > 0).all()
         assert horizon > MAX_POINTS or len(kept) == horizon
     assert {7, 123} <= set(kept_iterations([7, 123, 10_000]).tolist())  # ends of shorter runs
-
-
-def test_the_pareto_frontier_keeps_equal_points_and_drops_dominated_ones():
-    points = [(0, 9), (0, 9), (0, 10), (3, 9), (3, 5), (4, 5), (5, 1), (5, 1), (6, 7)]
-    assert pareto_frontier(points) == {0, 1, 4, 6, 7}
 
 
 def test_replies_of_nodes_are_counted_and_summed_over_intervals(tmp_path):

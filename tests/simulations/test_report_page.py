@@ -6,8 +6,10 @@ import json
 import math
 import re
 import time
+from datetime import datetime
 from pathlib import Path
 from xml.etree import ElementTree
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -27,6 +29,7 @@ from test_report import HOSTILE, make_run
 
 from simulations.report.__main__ import report
 
+CHANNELS = ("color", "dash", "marker")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("report")]
 
 
@@ -36,9 +39,9 @@ def folder(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("runs"), np.random.default_rng(7)
     for number in range(42):
         tau, seed = 1 + number // 3, number % 3
-        curve = np.cumsum(rng.exponential(1.0, 200) * np.arange(1, 201) ** (-0.02 * tau))
-        bytes_up = {"exchanges": 200 // tau, "uploaded_bytes": 880 * (200 // tau)}
-        make_run(folder / str(number), curve, summary=bytes_up, tau=tau, seed=seed)
+        curve = np.cumsum(rng.exponential(1.0, 200) * np.arange(1, 201) ** (-0.02 * (4 * tau % 15)))
+        cost = {"exchanges": 2 * tau % 15, "uploaded_bytes": 880 * (2 * tau % 15)}
+        make_run(folder / str(number), curve, summary=cost, tau=tau, seed=seed)
     (make_run(folder / "broken") / "summary.json").unlink()
     odd = {"note": HOSTILE, "tau": 99, "k" * 300: "v" * 300}
     hostile = folder / "<b onclick=x>&amp;"
@@ -82,7 +85,8 @@ def curves(browser, chart="regret"):
     script = """return document.querySelector(`#${arguments[0]} .plot`)._fullData
       .filter(({hovertemplate, visible}) => hovertemplate && visible === true)
       .map(({name, x, y, customdata, line, marker}) => ({name, x: [...x], y: [...y],
-        error: customdata && [...customdata], color: line?.color, symbol: marker?.symbol}))"""
+        error: customdata && [...customdata], color: line?.color, dash: line?.dash,
+        symbol: marker?.symbol}))"""
     return {each["name"]: each for each in browser.execute_script(script, chart)}
 
 
@@ -90,6 +94,10 @@ def search(browser, table, text):
     field = find(browser, f"#{table}_wrapper .dt-search input")
     field.clear()
     field.send_keys(text + " \ue003")  # a space and Backspace: an event also if it is empty
+
+
+def without_the_hostile_run(browser):
+    browser.execute_script("groups.search((text) => !text.includes('vvv')).draw()")
 
 
 def csv_curves(folder: Path, tau: int) -> np.ndarray:
@@ -160,6 +168,71 @@ def test_search_and_column_filters_apply_to_the_charts(page, folder):
     wait(page, "return document.querySelectorAll('#groups tbody tr').length === 12")
 
 
+def test_a_filter_without_a_match_can_be_cleared(page):
+    """Also one of a column; the charts come back, and the focus is in the search field."""
+    for table, total in (("groups", 15), ("runs", 43)):
+        info = f"#{table}_wrapper [role=status]"
+        place = texts(page, f"#{table} thead th .dt-column-title").index("tau")
+        head = page.find_elements("css selector", f"#{table} thead th:has(.dt-column-title)")[place]
+        head.find_elements("css selector", "button.dtcc-button")[1].click()
+        page.find_elements("css selector", ".dtcc-dropdown .dtcc-list-buttons button")[1].click()
+        find(page, "h1").click()
+        assert re.match(rf"[13] of {total} {table} match", texts(page, info)[0])
+        search(page, table, "no such name")
+        wait(page, f"return document.querySelector('#{table} .dt-empty')")
+        assert find(page, info).text.split("\n")[0].startswith(f"0 of {total} {table} match")
+        assert find(page, "#regret .plot").is_displayed() == (table != "groups")
+        find(page, f"{info} button").click()
+        assert page.switch_to.active_element.get_attribute("type") == "search"
+        assert texts(page, info)[0].endswith(f" of {total} {table}")
+        assert find(page, "#regret .plot").is_displayed()
+    assert len(curves(page)) == 12
+
+
+def test_the_legend_has_the_order_of_the_ends_and_is_complete_on_a_phone(page):
+    script = """const {left, right} = arguments[0].getBoundingClientRect(); return [left, right]"""
+    try:
+        for width in (0, 390):
+            show(page, "light", width)
+            ends = sorted(curves(page).items(), key=lambda item: -item[1]["y"][-1])
+            legend = page.find_elements("css selector", "#regret .infolayer .legendtext")
+            first = [re.match(r"tau=\d+", text.text)[0] for text in legend]
+            assert first == [re.match(r"tau=\d+", name)[0] for name, _ in ends]
+            places = [text.rect["y"] for text in legend]
+            assert places == sorted(places)
+            bottom = find(page, "#regret .plot").rect
+            assert places[-1] < bottom["y"] + bottom["height"]
+            (title,) = page.find_elements("css selector", "#regret .infolayer .xtitle")
+            assert width == 0 or places[0] > title.rect["y"] + title.rect["height"]
+            for text in legend:
+                left, right = page.execute_script(script, text)
+                assert 0 <= left < right <= (width or 1280)
+    finally:
+        show(page, "light")
+
+
+def test_each_channel_encodes_the_setting_that_is_chosen(page):
+    def distinct(part):
+        return {each[part] for each in curves(page).values()}
+
+    assert [Select(find(page, f"#{name}")).first_selected_option.text for name in CHANNELS] == [
+        "tau", "tau", "note",
+    ]  # fmt: skip
+    assert min(len(distinct("color")), len(distinct("dash"))) >= 6  # of 12, which repeat
+    Select(find(page, "#color")).select_by_visible_text("note")
+    Select(find(page, "#marker")).select_by_visible_text("tau")
+    assert len(distinct("color")) == 2  # of runs with and without a note
+    assert len({each["symbol"].split("-open")[0] for each in curves(page, "bytes").values()}) >= 6
+    assert texts(page, "#unstyled")[0].startswith("In the names only: kkk")
+    by_value = [curves(page)[f"tau={tau}"]["dash"] for tau in (1, 2, 5, 6, 9)]
+    assert by_value[0] == by_value[4] != by_value[1]  # eight patterns, in the order of the values
+    select = Select(find(page, "#grouping"))
+    select.select_by_visible_text("seed")
+    assert texts(page, "#color option") == ["seed"]
+    assert len(distinct("color")) == len(distinct("dash")) == 3
+    select.select_by_visible_text("configuration")
+
+
 def test_groups_by_any_setting(page, folder):
     select = Select(find(page, "#grouping"))
     select.select_by_visible_text("seed")
@@ -181,10 +254,11 @@ def test_tables_sort_by_value_with_the_keyboard(page):
 
 
 def test_filled_marks_are_the_nondominated_points(page, folder):
-    points = {99: (3000.0, 0.0, 1.0)}
-    for tau in range(1, 15):
-        exchanges = 200 // tau
-        points[tau] = (880 * exchanges + 2000, exchanges, csv_curves(folder, tau)[:, -1].mean())
+    points = {
+        tau: (880 * (2 * tau % 15) + 2000, 2 * tau % 15, csv_curves(folder, tau)[:, -1].mean())
+        for tau in range(1, 15)
+    }
+    without_the_hostile_run(page)  # which dominates all others
     for chart, cost in (("bytes", 0), ("exchanges", 1)):
         own = {tau: np.array([each[cost], each[2]]) for tau, each in points.items()}
         for name, shown in curves(page, chart).items():
@@ -194,6 +268,56 @@ def test_filled_marks_are_the_nondominated_points(page, folder):
                 (other <= own[tau]).all() and (other < own[tau]).any() for other in own.values()
             )
             assert shown["symbol"].endswith("-open") == (not is_best)
+    search(page, "groups", "")
+
+
+def test_the_frontier_starts_at_the_point_of_the_least_cost(page):
+    script = """return document.querySelector(`#${arguments[0]} .plot`)._fullData
+      .filter(({line, hovertemplate}) => !hovertemplate && line)
+      .map(({x, y, line}) => [line.shape, [...x].map((each, place) => [each, y[place]])])"""
+    without_the_hostile_run(page)  # which dominates all others
+    for chart in ("exchanges", "bytes"):
+        ((shape, line),) = page.execute_script(script, chart)
+        shown = curves(page, chart).values()
+        filled = [[p["x"][0], p["y"][0]] for p in shown if not p["symbol"].endswith("-open")]
+        assert shape == "hv"
+        assert line == sorted(filled)
+        assert line[0][0] == min(point["x"][0] for point in shown)
+        assert len(line) > 2
+    search(page, "groups", "")
+
+
+def test_charts_are_drawn_before_they_are_scrolled_to_and_nothing_is_clipped(page, folder):
+    """On a new page, 1400 pixels wide, in another time zone."""
+    zone = {"timezoneId": "Asia/Tokyo"}
+    try:
+        show(page, "light", 1400)
+        page.execute_cdp_cmd("Emulation.setTimezoneOverride", zone)
+        page.execute_script("scrollTo(0, 0)")
+        page.refresh()
+        wait(page, "return performance.getEntriesByName('report-ready').length")
+        script = """const plot = document.querySelector(`#${arguments[0]} .plot`);
+          return [plot.getBoundingClientRect().top - innerHeight,
+            plot.querySelectorAll('.scatterlayer .trace').length]"""
+        for chart in ("exchanges", "bytes"):
+            below, traces = page.execute_script(script, chart)
+            assert below > 0
+            assert traces == 13  # the points and the frontier
+        for table in ("groups", "runs"):
+            script = "const t = document.getElementById(arguments[0]); return [t.offsetWidth, t"
+            width, room = page.execute_script(f"{script}.parentElement.clientWidth]", table)
+            assert width <= room
+        script = """return [...document.querySelectorAll('#groups tr > *')]
+          .filter((cell) => cell.cellIndex && !cell.closest('table').tHead.rows[0]
+            .cells[cell.cellIndex].matches('.text:not(.dt-type-numeric)'))
+          .map((cell) => getComputedStyle(cell).textAlign)"""
+        assert set(page.execute_script(script)) == {"right"}
+        made = datetime.fromisoformat(page.execute_script("return DATA.created"))
+        local = made.astimezone(ZoneInfo("Asia/Tokyo"))
+        assert f"{local.day} {local:%B %Y} at {local:%H:%M}" in texts(page, "#counts")[0]
+    finally:
+        page.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+        show(page, "light")
 
 
 def test_scales_are_logarithmic_on_request(page):
@@ -232,7 +356,13 @@ def test_arrow_keys_read_the_curves_and_zoom(page, folder):
     assert reading() == (tau, 200)
     plot.send_keys(up)
     assert reading()[0] != tau
-    assert len(texts(page, "#regret .hoverlayer .hovertext")) == 1
+    # One tooltip has all curves at this iteration, from the greatest to the least.
+    (tooltip,) = page.find_elements("css selector", "#regret .hoverlayer g.legend")
+    title, *lines = texts(page, "#regret .hoverlayer g.legend text")
+    assert (tooltip.is_displayed(), title) == (True, "iteration 200")
+    values = [float(line.split(" : ")[1].split(" ± ")[0]) for line in lines]
+    ends = [each["y"][-1] for each in curves(page).values()]
+    assert values == pytest.approx(sorted(ends, reverse=True), abs=0.00501)
     width = """const [a, b] = document.querySelector('#regret .plot').layout.xaxis.range;
       return b - a"""
     before = page.execute_script(width)
@@ -265,7 +395,10 @@ def test_tables_and_charts_are_exported(page, folder, tmp_path):
     runs = pd.read_csv(downloaded(page, tmp_path, "#runs_wrapper .buttons-csv", "runs.csv"))
     summary = json.loads((folder / "7" / "summary.json").read_text())
     assert len(runs) == 43
-    assert runs.set_index("Run").loc["7", "Final regret"] == summary["final_regret"]
+    assert (
+        runs.astype({"folder": str}).set_index("folder").loc["7", "Final regret"]
+        == summary["final_regret"]
+    )
     svg = ElementTree.parse(downloaded(page, tmp_path, "#regret .save-svg", ".svg")).getroot()
     shown = " ".join(svg.itertext())
     assert "cumulative regret per agent" in shown
@@ -280,7 +413,7 @@ def test_selected_runs_are_compared_and_hostile_text_stays_text(page, folder):
     search(page, "runs", "onclick")
     find(page, "#runs td.dt-select input").click()
     search(page, "runs", "")
-    other = rows(page, "runs")[1]["Run"]  # the first is the hostile one
+    other = find(page, "#runs tbody tr:nth-child(2) a").get_attribute("href").split("/")[-2]
     page.find_elements("css selector", "#runs td.dt-select input")[1].send_keys(" ")
     wait(page, "return document.querySelectorAll('#differences tr:first-child td').length === 2")
     table = page.execute_script(
@@ -290,17 +423,19 @@ def test_selected_runs_are_compared_and_hostile_text_stays_text(page, folder):
     by_title = {title: (kind, *values) for kind, title, *values in table}
     tau, seed = divmod(int(other), 3)
     expected = csv_curves(folder, tau + 1)[seed]
-    kind, *names = by_title.pop("Run")
-    assert (kind, set(names)) == ("differs", {name, other})
+    kind, *folders = by_title["folder"]
+    assert (kind, set(folders)) == ("differs", {name, other})
     by_run = {
-        title: dict(zip(names, values, strict=True)) for title, (_, *values) in by_title.items()
+        title: dict(zip(folders, values, strict=True)) for title, (_, *values) in by_title.items()
     }
+    label = f"tau={tau + 1}\N{NO-BREAK SPACE}#{seed + 1}"
+    assert by_run["Run"] == {name: f"tau=99, note={HOSTILE}, {'k' * 300}={'v' * 300}", other: label}
     assert by_run["tau"] == {name: "99", other: str(tau + 1)}
     assert by_run["note"] == {name: HOSTILE, other: ""}
     assert by_run["Replies"][name] == "3 of 4"
     assert by_run["Absent nodes"][name] == "<i>node</i> (1)"
     assert by_run["Final regret"] == {name: "1.00", other: f"{expected[-1]:.2f}"}
-    assert curves(page, "selected")[other]["y"] == pytest.approx(expected, rel=1e-6)
+    assert curves(page, "selected")[label]["y"] == pytest.approx(expected, rel=1e-6)
     options = texts(page, "#measure option")
     assert set(options[1:]) == {"log loss", "accuracy", "share of replies"}
     Select(find(page, "#measure")).select_by_visible_text("log loss")
@@ -309,7 +444,9 @@ def test_selected_runs_are_compared_and_hostile_text_stays_text(page, folder):
     assert texts(page, "#unfinished li") == ["broken: no summary.json"]
     assert texts(page, "img, b[onclick], i") == []
     assert "owned" not in page.title
-    assert find(page, f"#runs a[href='./{other}/']").text == other
+    assert find(page, f"#runs a[href='./{other}/']").text == label.replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
     page.execute_script("runs.rows({selected: true}).deselect()")
     assert not find(page, "#comparison").is_displayed()
     assert page.get_log("browser") == []
