@@ -1,6 +1,6 @@
 """`fldb COMMAND ...`, also `python -m fldb_flower`: all commands of this project.
 
-Each command is the module of the same `python -m MODULE`. Only that module is imported.
+Each command is a module, which `python -m MODULE` runs as well. Only this module is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fldb_flower.system import startup
 
 
 class Command(NamedTuple):
-    """A command: its module, its line in the help, and the words and the extra that it adds."""
+    """A command: its module, its line in the help, the words that it adds, and its extra."""
 
     module: str
     summary: str
@@ -23,26 +23,26 @@ class Command(NamedTuple):
 
 GROUPS: dict[str, dict[str, Command]] = {
     "simulations": {
-        "run": Command("simulations.run", "simulate once: fldb run tau=1"),
-        "sweep": Command("simulations.run", "simulate often: fldb sweep tau=1,2 seed=0,1", ("-m",)),
+        "run": Command("simulations.run", "run one simulation: fldb run tau=1"),
+        "sweep": Command("simulations.run", "run a sweep: fldb sweep tau=1,2 seed=0,1", ("-m",)),
         "figures": Command("simulations.figures", "draw the figures of the paper"),
-        "report": Command("simulations.report.__main__", "compare runs on one HTML page"),
+        "report": Command("simulations.report.__main__", "compare runs on an HTML page"),
         "rank": Command("simulations.rank", "rank items from a file of comparisons"),
         "benchmark": Command("simulations.benchmark", "time the algorithms on this machine"),
     },
     "devices": {
         "demo": Command("simulations.demo", "run a federation of devices on this machine"),
         "keys": Command("fldb_flower.deployment.__main__", "create keys and certificates"),
-        "rounds": Command("fldb_flower.deployment.rounds", "check whether the rounds are running"),
+        "rounds": Command("fldb_flower.deployment.rounds", "check whether a server runs rounds"),
         "check": Command("clients.check", "measure how long this device takes to start a reply"),
         "serve": Command(
             "clients.service.__main__",
-            "offer a device's duels over HTTP and on a page",
+            "serve a device's duels over HTTP and on a web page",
             extra=startup.SERVICE_EXTRA,
         ),
         "helper": Command(
             "clients.helper.__main__",
-            "run the helper of secure sums, apart from the server",
+            "run the helper of secure sums",
             extra=startup.SERVICE_EXTRA,
         ),
     },
@@ -105,7 +105,7 @@ def _answer(words: list[str]) -> None:
         from fldb_flower.errors import one_line  # noqa: PLC0415
         from fldb_flower.settings import suggestion  # noqa: PLC0415
 
-        hint = suggestion(words[0], tuple(COMMANDS)) or f"; there are {', '.join(COMMANDS)}"
+        hint = suggestion(words[0], tuple(COMMANDS)) or f"; the commands are {', '.join(COMMANDS)}"
         sys.exit(f"error: {one_line(words[0])}: there is no such command{hint}")
     asked = parser.parse_args(words)
     print(f"fldb-flower {installed_version()}" if asked.version else help_text())

@@ -1,4 +1,4 @@
-"""Hydra's configuration of the settings, its errors in one line, and the text of the help."""
+"""Hydra's configuration of the settings, its errors as one line, and the help text."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _GROUPS = {"experiment", "algorithm", "selection", "environment", "schedule", "e
 
 
 def store_settings(folders: Sequence[str] = ()) -> None:
-    """Give Hydra the settings' defaults, and groups with a choice for each registered name.
+    """Give Hydra the defaults of the settings, and groups with a choice for each registered name.
 
-    A file of the same name in ``conf/`` or in one of the folders, those of the user, replaces it.
+    A file of the same name in ``conf/`` or in one of the user's ``folders`` replaces a choice.
     """
     store, known = ConfigStore.instance(), [CONF, *map(Path, folders)]
     defaults = {entry.dotted: entry.default for entry in hydra_entries()}
@@ -62,7 +62,7 @@ def check_words(words: Sequence[str]) -> None:
         name = plain.replace("-", "_")
         if name in defaults and (word.startswith("-") or "=" not in word):
             example = f"{name}={value or defaults[name]}"
-            raise SettingsError(f"{word} {_HERE}: a setting is written {example}")
+            raise SettingsError(f"{word} {_HERE}: write a setting as {example}")
         if word[:1] != "~" and (not plain or word[:1] == "-" or "=" not in word):
             kind = "option" if word[:1] == "-" else "setting"
             hint = suggestion(name, tuple(defaults)) or "; --help lists them"
@@ -70,13 +70,13 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def explained(error: Exception, overrides: Sequence[str] = ()) -> str:
-    """Return an error of Hydra with the value, its origin and what is valid."""
+    """Return the text of an error of Hydra, with the value, its origin and the valid values."""
     text = str(error).partition("\nConfig search path")[0].partition("\nSee https://")[0]
     if isinstance(error, OverrideParseException):
-        reason = "a character that needs quotes" if "Lexer" in text else text.splitlines()[0]
+        reason = "a character needs quotes" if "Lexer" in text else text.splitlines()[0]
         return f"{error.override} {_HERE}: {reason}{quoting(error.override)}"
     if found := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '([^\n]*)'", text):
-        reason = f"several values are a sweep, which needs -m or `fldb sweep`{quoting(found[1])}"
+        reason = f"several values need `fldb sweep` or -m{quoting(found[1])}"
         return f"{found[1]} {_HERE}: {reason}"
     if found := re.match(r"Could not override '((?!hydra)[^']*)'", text):
         known = tuple(entry.dotted for entry in hydra_entries())
@@ -103,7 +103,7 @@ def _is_installed(module: str) -> bool:
 
 
 def quoting(override: str) -> str:
-    """Return the end of an error: the override in quotes for Hydra and the shell, if it is text."""
+    """Return the end of an error: the override quoted for Hydra and the shell, if it is text."""
     key, _, value = override.partition("=")
     texts = {entry.dotted for entry in hydra_entries() if entry.default == "" and not entry.choices}
     if key not in {*texts, "hydra.run.dir", "hydra.sweep.dir"}:
@@ -115,12 +115,12 @@ def quoting(override: str) -> str:
         with suppress(HydraException, OmegaConfBaseException):
             read = OverridesParser.create().parse_override(f"{key}={each}").value()
             if OmegaConf.create([read])[0] == value and each.isprintable():
-                return f"; quoted it is {shlex.quote(f'{key}={each}')}"
+                return f"; write it as {shlex.quote(f'{key}={each}')}"
     return ""
 
 
 def undecodable(error: UnicodeDecodeError, folders: Sequence[str]) -> str:
-    """Return the error for a configuration file that is not UTF-8; it is searched in folders."""
+    """Return the error for a configuration file that is not UTF-8, which is searched for here."""
     file: object = "a configuration file"
     for path in (path for each in [*map(Path, folders), CONF] for path in each.rglob("*.yaml")):
         if error.object in (content := path.read_bytes()):
@@ -163,14 +163,14 @@ def help_text(config_dir: str | None = None) -> str:
         f"       {sweep} [GROUP=CHOICE,CHOICE ...] [SETTING=VALUE,VALUE ...]",
         "",
         "Simulate a federation and write the results to a new folder. A sweep runs all",
-        "combinations of the given values, and writes tables and a plot of all runs.",
+        "combinations of the given values and writes tables and a plot of all runs.",
         "",
         "examples:",
         f"  {run} algorithm=fldb_ons tau=1",
         f"  {sweep} tau=1,2,4 'seed=range(3)'",
-        "A value with spaces or special characters needs quotes, and quotes for the shell:",
+        "Quote a value with spaces or special characters for Hydra, and again for the shell:",
         f"  {run} environment=movielens 'environment.path=\"~/ml (1).zip\"'",
-        "--config-dir DIR adds your own choices, such as DIR/experiment/mine.yaml:",
+        "Use --config-dir DIR for your own choices, such as DIR/experiment/mine.yaml:",
         f"  {run} --config-dir DIR experiment=mine",
         "",
         "groups:",
@@ -193,8 +193,8 @@ def help_text(config_dir: str | None = None) -> str:
     return "\n".join([
         *lines,
         "",
-        "hydra.run.dir=DIR, or hydra.sweep.dir=DIR for a sweep, sets the folder of the results.",
-        "--hydra-help prints the options of Hydra.",
+        "hydra.run.dir=DIR sets the folder of the results; for a sweep, use hydra.sweep.dir=DIR.",
+        "--hydra-help shows the options of Hydra.",
     ])  # fmt: skip
 
 

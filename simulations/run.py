@@ -1,4 +1,4 @@
-"""`python -m simulations.run`: one run, or a sweep with `-m`, composed by Hydra."""
+"""`fldb run` and `fldb sweep`: one run, or all runs of a sweep, composed by Hydra."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def run(
 ) -> None:
     """Run on the engine of the settings and write the results to a directory.
 
-    ``on_start`` is called when the run has its directory, with a function that returns whether a
-    request to stop saves something, or is needed to end other processes.
+    ``on_start`` is called once the run has its directory. Its argument is a function that returns
+    whether a request to stop saves something or is needed to end other processes.
 
     Raises
     ------
@@ -132,16 +132,16 @@ def _run_directly(overrides: Sequence[str]) -> None:
 class _Stopper:
     """What signals do during a run.
 
-    The first one requests that the run stops, if that saves something. Otherwise it raises
-    Interrupted, and so does the second. The next one ends the process.
+    The first signal requests a stop, if that saves something. Otherwise it raises Interrupted, as
+    the second one does. The next one ends the process.
     """
 
     def __init__(self, directory: Path, *, sweep: bool) -> None:
         self.handled = 0  # signals
         self.at_once = False  # whether Interrupted was raised
         self._directory, self._sweep = directory, sweep
-        self._seen = 0  # signals, also those that wait for the end of an operation of NumPy
-        self._has_started = False  # so that files in the directory are those of this run
+        self._seen = 0  # signals, including those that wait for an operation of NumPy
+        self._has_started = False  # then files in the directory are those of this run
         self._can_save: Callable[[], bool] = lambda: False
 
     def start(self, can_save: Callable[[], bool]) -> None:
@@ -185,7 +185,7 @@ class _Stopper:
 def _stopping_on_signals(directory: Path, *, sweep: bool) -> Iterator[_Stopper]:
     """Let a run stop on the first signal, and end it at once on the second; see _Stopper.
 
-    The exit status is then 128 + number, so that no other job of a sweep starts.
+    The exit status is then 128 + number, and no other job of a sweep starts.
     """
     stopper, ended = _Stopper(directory, sweep=sweep), ""
 
@@ -215,13 +215,13 @@ def _stopping_on_signals(directory: Path, *, sweep: bool) -> Iterator[_Stopper]:
 
 
 def _check_options(asked: Namespace) -> None:
-    """Refuse a combination of options that Hydra refuses with a stack trace."""
+    """Refuse combinations of options for which Hydra would print a stack trace."""
     exclusive = ("run", "multirun", "cfg", "info", "shell_completion")
     names = [f"--{name}" for name in exclusive if getattr(asked, name) not in (None, False)]
     if len(names) > 1:
         shown = " and ".join(names).replace("_", "-")
-        sweep = ", so leave out -m, or use fldb run for fldb sweep" if asked.multirun else ""
-        raise SettingsError(f"{shown} (from the command line): only one of them is valid{sweep}")
+        sweep = ": leave out -m, or use `fldb run`" if asked.multirun else ""
+        raise SettingsError(f"{shown} (from the command line): cannot be combined{sweep}")
 
 
 def _folders(asked: Namespace) -> list[str]:

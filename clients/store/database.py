@@ -74,7 +74,7 @@ CREATE TABLE synchronized (      -- the estimate of the last broadcast
     theta BLOB NOT NULL,         -- theta_sync: d float64
     information BLOB NOT NULL,   -- W_sync or A, packed (fldb_flower/linalg/linear.py): float64
     parameters TEXT NOT NULL,    -- JSON: how pairs are selected
-    prior BLOB                   -- FLDB-Personal: c, v and the scale, d + 2 float64; else NULL
+    prior BLOB                   -- FLDB-Personal: c, v, scale and, if V is learned, rho and R
 );
 CREATE TABLE shares (            -- of FLDB-Personal
     cut INTEGER PRIMARY KEY,     -- computed from the answers up to this cut

@@ -40,6 +40,7 @@ class Case(NamedTuple):
     def name(self) -> str:
         """The words of a table."""
         kind = f"rank {self.rank}" if self.rank else f"V = {self.variance:g} I"
+        kind = kind if self.rank or self.variance else "one theta"
         return f"d={self.dimension}, {kind}, N={self.num_agents}"
 
 

@@ -66,6 +66,8 @@ def settings_of(case: Case, seed: int) -> Settings:
     }
     if case.algorithm != "alone":
         values["schedule"] = {"name": "geometric", "ratio": 1.5}
+    if case.algorithm == "fldb_personal":  # as with noise
+        values["personal_structure"] = "isotropic"
     if case.epsilon != "none":
         values["privacy"] = {
             "epsilon": case.epsilon,

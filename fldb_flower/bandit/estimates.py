@@ -20,13 +20,16 @@ from fldb_flower.bandit.estimate import (
     ShareChange,
     longest_shift,
 )
-from fldb_flower.bandit.newton import hessian_of, logits_of, minimise, times
-from fldb_flower.bandit.online import learn_duel, next_fit
-from fldb_flower.bandit.preference import link, losses, residuals
+from fldb_flower.bandit.newton import Loss, hessian_of, logits_of, minimise, times
+from fldb_flower.bandit.online import after_duel, learn_duel, next_fit
+from fldb_flower.bandit.preference import link, losses
 from fldb_flower.errors import ConvergenceError
 from fldb_flower.linalg.arrays import Array, Arrays, copy, namespace, to_numpy
-from fldb_flower.linalg.linear import solve, whiten
+from fldb_flower.linalg.linear import shifted_forms, solve, whiten
 
+_DUELS = "duels", "preferences"  # names in a state
+_LEAST = 1e-100  # of a variance
+_CHUNK = 32  # columns by which arrays of duels grow
 _NEW_DIRECTION = 1e-13  # of a duel's length: a shorter remainder is a rounding error
 
 
@@ -57,9 +60,11 @@ class OwnEstimates:
         self._mean = self._arrays.zeros(dimension)
         self.theta = self._arrays.zeros(agents, dimension)
         self._count = self._fitted = 0  # numbers of duels: all, and those of the last fit
-        # An agent's duels are the columns of a matrix, (d, duels).
-        self._duels = self._arrays.zeros(agents, dimension, 8)
-        self._preferences = self._arrays.empty(agents, 8)
+        # An agent's duels are the columns of a matrix, (d, duels), with their signs changed where
+        # the second arm was preferred: most preferences are then 1, and logistic functions faster.
+        self._duels = self._with_room(self._arrays.zeros(agents, dimension, 0), 1)
+        self._preferences = self._with_room(self._arrays.zeros(agents, 0), 1, 1.0)
+        self._all_won, self._squares = True, self._arrays.zeros(agents)
         self._whitener: Array | None = None  # computed when needed, as are the directions of duels
         self._directions = self._arrays.zeros(agents, dimension, 0)
 
@@ -69,7 +74,7 @@ class OwnEstimates:
         if self._count < next_fit(self._fitted, self._refit_ratio, self.theta.shape[1]):
             self._update(self._learn, differences, preferences)
         else:
-            self._update(self._fit)
+            self._update(self._fit, differences, preferences)
 
     def _update(self, update: Callable[..., None], *duel: Array) -> None:
         """Call a method; raise ConvergenceError if an agent's minimiser was not found."""
@@ -92,15 +97,29 @@ class OwnEstimates:
     def _store(self, differences: Array, preferences: Array) -> None:
         """Store n duels of each agent, (agents, n, d) and (agents, n)."""
         xp, end = self._arrays.xp, self._count + preferences.shape[1]
-        while end > self._preferences.shape[1]:
-            self._duels = xp.concat([self._duels] * 2, axis=2)
-            self._preferences = xp.concat([self._preferences] * 2, axis=1)
-        self._duels[:, :, self._count : end] = xp.matrix_transpose(differences)
-        self._preferences[:, self._count : end] = preferences
+        if end > self._preferences.shape[1]:
+            duels, answers = self._stored()
+            self._duels = self._with_room(duels, end)
+            self._preferences = self._with_room(answers, end, 1.0)
+        signs = xp.where(preferences < 0.5, -1.0, 1.0)
+        answers = xp.where(preferences < 0.5, 1.0 - preferences, preferences)
+        self._duels[:, :, self._count : end] = xp.matrix_transpose(signs[..., None] * differences)
+        self._preferences[:, self._count : end] = answers
+        is_won = (answers == 1.0) | xp.all(differences == 0.0, axis=2)
+        self._all_won = self._all_won and bool(xp.all(is_won))
+        self._squares = self._squares + xp.sum(differences * differences, axis=(1, 2))
         self._count = end
 
     def _stored(self) -> tuple[Array, Array]:
         return self._duels[..., : self._count], self._preferences[:, : self._count]
+
+    def _loss(self) -> Loss:
+        """Return the losses of all duels. Without a decay, further columns of 0 are included."""
+        duels, answers, weights = self._duels, self._preferences, None
+        if self._decay is not None:
+            duels, answers = self._stored()
+            weights = self._weights(duels, answers)
+        return Loss(duels, None if self._all_won else answers, weights, self._squares)
 
     def _weights(self, duels: Array, answers: Array) -> Array | None:
         """Return the weights of the losses of duels, (agents, duels); None if all are 1."""
@@ -117,18 +136,18 @@ class OwnEstimates:
         weights = self._weights(duels, answers)
         return hessian_of(duels, self._arrays.xp.ones_like(answers) if weights is None else weights)
 
-    def _fit(self) -> None:
+    def _fit(self, *_: Array) -> None:
         """Set the minimisers for all duels."""
-        (duels, answers), count = self._stored(), self._count
-        self._fitted, self._whitener, weights = count, None, self._weights(duels, answers)
+        loss, count, prior = self._loss(), self._count, (self._precision, self._mean)
+        self._fitted, self._whitener = count, None
         if count > self.theta.shape[1]:
-            prior = self._precision, self._mean
-            self.theta = minimise(self.theta, duels, answers, *prior, weights=weights)
+            self.theta = minimise(self.theta, loss, *prior).point
             return
-        basis = self._span(duels)
-        start, coordinates = logits_of(self.theta, basis), basis.swapaxes(1, 2) @ duels
+        basis = self._span(self._stored()[0])
+        loss = loss._replace(duels=basis.swapaxes(1, 2) @ loss.duels)
         prior = self._precision[:count, :count], self._mean[:count]
-        self.theta = times(basis, minimise(start, coordinates, answers, *prior, weights=weights))
+        found = minimise(logits_of(self.theta, basis), loss, *prior)
+        self.theta = times(basis, found.point)
 
     def _span(self, duels: Array) -> Array:
         """Return a basis with a column for each duel, 0 if the duel added no direction."""
@@ -165,8 +184,8 @@ class OwnEstimates:
             whitener = self.theta[:, :0]
         return {
             "theta": to_numpy(copy(self.theta)),
-            "duels": to_numpy(copy(duels)),
-            "preferences": to_numpy(copy(preferences)),
+            _DUELS[0]: to_numpy(copy(duels)),
+            _DUELS[1]: to_numpy(copy(preferences)),
             "whitener": to_numpy(copy(whitener)),
             "fitted": np.array(self._fitted),
         }
@@ -176,21 +195,20 @@ class OwnEstimates:
         self.theta = self._arrays.make(np.array(state["theta"]))
         whitener = self._arrays.make(np.array(state["whitener"]))
         self._whitener = whitener if whitener.shape[1] else None
-        self._count, self._fitted = state["preferences"].shape[1], int(state["fitted"])
-        self._duels = self._with_room(state["duels"])
-        self._preferences = self._with_room(state["preferences"])
+        self._count, self._fitted, self._all_won = 0, int(state["fitted"]), True
+        duels, preferences = (self._arrays.make(np.array(state[name])) for name in _DUELS)
+        self._store(self._arrays.xp.matrix_transpose(duels), preferences)
 
-    def _with_room(self, columns: Array) -> Array:
-        """Return an array with room for 8, 16, 32, ... columns, as if they were added one by one.
+    def _with_room(self, columns: Array, end: int, value: float = 0.0) -> Array:
+        """Return columns, (agents, ..., count), and others with a value: a multiple of 32 in all.
 
-        Rounding errors of products of few columns depend on how far their rows are apart in memory.
-        A restored state has the same distances, so that it continues with identical numbers.
+        Rounding errors of products depend on the number of columns, here on ``end`` only. The rows
+        of all agents are contiguous in memory, which halves the time of products with weights.
         """
-        count, room = columns.shape[-1], 8
-        while room < count:
-            room *= 2
-        padded = self._arrays.zeros(*columns.shape[:-1], room)
-        padded[..., :count] = self._arrays.make(columns)
+        *rows, count = columns.shape
+        padded = self._arrays.zeros(*rows[::-1], math.ceil(end / _CHUNK) * _CHUNK) + value
+        padded = self._arrays.xp.moveaxis(padded, 0, -2)
+        padded[..., :count] = columns
         return padded
 
 
@@ -236,7 +254,8 @@ class PersonalEstimates(OwnEstimates):
         """
         self.set_prior(prior, counted, scale)
         target = times(self._precision, self._mean) + self._linear
-        self.theta = solve(self.posterior, target)
+        whitener = self.whitener()
+        self.theta = times(whitener, logits_of(target, whitener))
 
     def set_prior(self, prior: CommonPrior, counted: ShareChange, scale: Array) -> None:
         """Compute Q and the mean from the shares of the other agents.
@@ -254,10 +273,10 @@ class PersonalEstimates(OwnEstimates):
         self._precision = (precision + xp.matrix_transpose(precision)) / 2.0
         self._mean = solve(self._others, self._shift)
         self._whitener = None
-        # V of each hypothesis is diagonal in one basis: (agents, hypotheses, d).
+        # V^-1 of each hypothesis is diagonal in one basis: (d, agents, hypotheses).
         variances, basis = prior.hypotheses()
-        self._deviations = xp.sqrt(make(variances)) / xp.sqrt(scale)[:, None, None]
-        self._basis = eye if basis is None else make(basis)
+        self._precisions = scale[:, None] / make(np.maximum(variances, _LEAST).T)[:, None]
+        self._basis = None if basis is None else make(basis)
 
     @property
     def posterior(self) -> Array:
@@ -289,20 +308,19 @@ class PersonalEstimates(OwnEstimates):
         answers' part in delta, theta has the precision A + H and the mean z. Then delta has the
         precision ``V^-1 + E`` with ``E = A (A + H)^-1 H``, which does not depend on V.
         """
-        xp, d = self._arrays.xp, self.theta.shape[1]
-        x, hessian, linear = differences[..., None], self._hessian, self._linear[..., None]
-        columns = xp.concat([hessian, x, self._shift[..., None] + linear], axis=2)
-        solved = xp.linalg.solve(self._others + hessian, columns)
-        z, response = solved[..., d + 1 :], solved[..., d : d + 1]
-        turn = xp.matrix_transpose(self._basis)
-        left = turn @ (self._others @ solved[..., :d]) @ self._basis  # E
-        target, seen = turn @ (linear - hessian @ z), turn @ (self._others @ response)
-        scales = self._deviations  # (agents, hypotheses, d)
-        scaled = scales[..., :, None] * left[:, None] * scales[..., None, :] + self._arrays.eye(d)
-        target, seen = (scales * each[:, None, :, 0] for each in (target, seen))
-        found = solve(scaled, seen)
-        means = xp.vecdot(x, z, axis=1) + xp.vecdot(found, target)
-        variances = xp.vecdot(x, response, axis=1) + xp.vecdot(found, seen)
+        xp, d, x = self._arrays.xp, self.theta.shape[1], differences
+        center = (self._shift + self._linear)[..., None]
+        columns = xp.concat([self._hessian, x[..., None], center], axis=2)
+        solved = xp.linalg.solve(self._others + self._hessian, columns)
+        z, response = solved[..., d + 1], solved[..., d]
+        parts = self._others @ solved[..., : d + 1]  # E, and the vector of x in delta
+        left, seen, target = parts[..., :d], parts[..., d], self._linear - times(self._hessian, z)
+        if self._basis is not None:
+            turn = xp.matrix_transpose(self._basis)
+            left, seen, target = turn @ left @ self._basis, seen @ self._basis, target @ self._basis
+        squares, products = shifted_forms(left, self._precisions, seen, target)
+        means = xp.vecdot(x, z)[:, None] + products
+        variances = xp.vecdot(x, response)[:, None] + squares
         each = losses(_moderated(means, variances), preferences[:, None])
         excess = each - xp.min(each, axis=1, keepdims=True)
         return xp.where(excess < MAX_EXCESS, excess, MAX_EXCESS)
@@ -312,16 +330,13 @@ class PersonalEstimates(OwnEstimates):
         self._store(differences, preferences)
         self._update(self._fit)
 
-    def _fit(self) -> None:
+    def _fit(self, *newest: Array) -> None:
         """Set the minimisers, and the expansions there, for all duels."""
-        duels, answers = self._stored()
-        weights, prior = self._weights(duels, answers), (self._precision, self._mean)
-        self.theta = minimise(self.theta, duels, answers, *prior, weights=weights)
-        slopes, curvatures = residuals(logits_of(self.theta, duels), answers)
-        if weights is not None:
-            slopes, curvatures = weights * slopes, weights * curvatures
-        self._hessian = hessian_of(duels, curvatures)
-        self._linear = times(self._hessian, self.theta) - times(duels, slopes)
+        start = self.theta
+        if newest:
+            start = after_duel(start, self.whitener(), *newest)
+        found = minimise(start, self._loss(), self._precision, self._mean)
+        self.theta, self._hessian, self._linear = found
         self._fitted, self._whitener = self._count, None
 
     def _learn(self, differences: Array, preferences: Array) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fldb_flower.bandit.features import Features, mean_squares
-from fldb_flower.bandit.newton import minimise
+from fldb_flower.bandit.newton import Loss, minimise
 from fldb_flower.bandit.preference import logistic, residuals
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
@@ -863,8 +863,8 @@ def _minimiser(duels: _Duels, ridge: float, start: FloatArray) -> tuple[FloatArr
     start = np.where(np.isfinite(start), start, 0.0)
     try:
         prior = scaled * np.eye(len(start)), np.zeros(len(start))
-        batch = start[None], rows.T[None], answers[None]
-        point = minimise(*batch, *prior, weights=weights[None])[0]
+        loss = Loss(rows.T[None], answers[None], weights[None])
+        point = minimise(start[None], loss, *prior).point[0]
         for is_last in (False, True):
             slopes, curvatures = residuals(rows @ point, answers)
             factor = _inverse_root(rows, weights * curvatures, scaled)

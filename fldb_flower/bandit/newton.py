@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fldb_flower.bandit.preference import residuals
+from fldb_flower.bandit.preference import residuals, win_residuals
 from fldb_flower.linalg.arrays import Array, copy, namespace
 from fldb_flower.linalg.linear import pseudo_solve, solve
 
@@ -21,6 +21,7 @@ RESTART = 0.5
 _LARGEST_SLOPE = 0.5  # at the end of a step, in units of the slope at its start
 _SMALLEST_CUT = 0.1
 _VERIFIED = 1e-13  # Newton decrement per duel below which the next step may be the last
+_EXACT = 1e-20  # with which the expansion before that step is that after it
 _CHANGED = 1e-6  # change of a logit, relative if that is above 1, with which it is not
 _FLAT = 0.1  # of the slope at the start: a step that ends with a steeper descent is doubled
 _STEEP = 10  # after so many steps, such as in the tail of mu, only the square of it is flat, etc.
@@ -58,68 +59,98 @@ def hessian_of(duels: Array, curvatures: Array) -> Array:
     return (duels * curvatures[:, None, :]) @ duels.swapaxes(1, 2)
 
 
+class Minimum(NamedTuple):
+    """Minimisers, and the expansions ``x^T H x / 2 - b^T x`` of the losses there, without prior."""
+
+    point: Array  # (agents, m)
+    hessian: Array  # H, (agents, m, m)
+    linear: Array  # b, (agents, m)
+
+
+class Loss(NamedTuple):
+    """The losses of each agent's own duels."""
+
+    duels: Array  # matrices that map points to logits, (agents, m, duels)
+    answers: Array | None = None  # preferences, (agents, duels); None if all are 1
+    weights: Array | None = None  # of the duels, (agents, duels); None if all are 1
+    # Sums of the duels' squared lengths, (agents,). If they are known, one pass less is needed.
+    squares: Array | None = None
+
+    def only(self, agents: Array) -> Loss:
+        """Return the losses of some of the agents, (agents,) of bool."""
+        return Loss(*(None if each is None else each[agents] for each in self))
+
+
 class _Batch(NamedTuple):
     """Agents whose minimiser is not yet found."""
 
     point: Array  # current points, (agents, m)
     warm: Array  # whether an agent may restart at the prior's mean, (agents,) of bool
-    duels: Array  # matrices that map points to logits, (agents, m, duels)
-    answers: Array  # preferences, (agents, duels)
-    weights: Array  # of the duels, (agents, duels)
     precision: Array  # Q of the prior, (agents, m, m)
     mean: Array  # of the prior, (agents, m)
+    loss: Loss
 
     def derivatives(self, point: Array) -> tuple[Array, Array]:
         """Gradients (agents, m), and second derivatives in the logits (agents, duels)."""
-        errors, curvatures = residuals(logits_of(point, self.duels), self.answers)
-        errors, curvatures = self.weights * errors, self.weights * curvatures
-        prior = times(self.precision, point - self.mean)
-        return times(self.duels, errors) + prior, curvatures
+        duels, answers, weights, _ = self.loss
+        logits = logits_of(point, duels)
+        both = win_residuals(logits) if answers is None else residuals(logits, answers)
+        errors, curvatures = both if weights is None else (weights * each for each in both)
+        return times(duels, errors) + self.prior_gradient(point), curvatures
+
+    def only(self, agents: Array) -> _Batch:
+        """Return the batch of some of the agents, (agents,) of bool."""
+        *arrays, loss = self
+        point, warm, precision, mean = (each[agents] for each in arrays)
+        return _Batch(point, warm, precision, mean, loss.only(agents))
+
+    def prior_gradient(self, point: Array) -> Array:
+        """Return the gradients of the prior's term, (agents, m)."""
+        return times(self.precision, point - self.mean)
 
 
-def minimise(
-    start: Array,
-    duels: Array,
-    answers: Array,
-    precision: Array,
-    mean: Array,
-    *,
-    weights: Array | None = None,
-) -> Array:
+def minimise(start: Array, loss: Loss, precision: Array, mean: Array) -> Minimum:
     """Return the minimisers of ``loss + (point - mean)^T Q (point - mean) / 2``, (agents, m).
 
     Damped Newton steps from a warm start, doubled if they still descend steeply at their ends: a
-    trial costs less than a Hessian. Agents leave the batch when they are done. An agent's duels are
-    the columns of a matrix, (agents, m, duels), with answers (agents, duels) and optional weights
-    of their losses. Q and the mean are one for each agent, or one for all. Raises LinAlgError if a
-    minimiser was not found within 200 steps, or is not finite.
+    trial costs less than a Hessian. Agents leave the batch when they are done. Q and the mean are
+    one for each agent, or one for all. Raises LinAlgError if a minimiser was not found within 200
+    steps, or is not finite.
     """
-    xp, found, (agents, m) = namespace(start), copy(start), start.shape
-    active = xp.arange(agents, device=start.device)
-    weights = xp.ones_like(answers) if weights is None else weights
+    xp, (agents, m), count = namespace(start), start.shape, max(loss.duels.shape[2], 1)
     precision, mean = xp.broadcast_to(precision, (agents, m, m)), xp.broadcast_to(mean, (agents, m))
     warm = xp.any(start != 0, axis=1)
-    batch = _Batch(start, warm, duels, answers, weights, precision, mean)
+    batch = _Batch(start, warm, precision, mean, loss)
+    found = Minimum(xp.empty_like(start), xp.empty_like(precision), xp.empty_like(start))
+    active, ready = xp.arange(agents, device=start.device), xp.zeros_like(warm)
     gradient, curvatures = batch.derivatives(start)
     for number in range(MAX_STEPS):
-        step, slope = _newton_step(batch, gradient, curvatures)
-        going = slope < -_VERIFIED * max(duels.shape[2], 1)
-        if not going.all():  # the decrement is also small where mu' is
-            going |= _changes_logits(step, batch)
-        found[active] = batch.point + step
-        if not going.any():
-            return found
-        if not going.all():
-            active, batch = active[going], _Batch(*(each[going] for each in batch))
-            step, slope = step[going], slope[going]
+        hessian = hessian_of(loss.duels, curvatures)
+        step, slope = _newton_step(hessian + batch.precision, gradient)
+        exact = slope >= -_EXACT * count
+        small = slope >= -_VERIFIED * count if number else exact
+        if small.any():  # the decrement is also small where mu' is
+            small = _keeps_logits(step, batch.point, loss, small)
+        done = ready | (small & exact)
+        if done.any():
+            step[ready & ~small] = 0.0  # rounding errors
+            slopes = gradient - batch.prior_gradient(batch.point)
+            linear = times(hessian, batch.point) - slopes
+            for old, new in zip(found, (batch.point + step, hessian, linear), strict=True):
+                old[active[done]] = new[done]
+            if done.all():
+                return found
+            active, step, slope, small = (each[~done] for each in (active, step, slope, small))
+            batch = batch.only(~done)
+            loss = batch.loss
+        slope[small], ready = -math.inf, small  # the last step is not damped
         batch, gradient, curvatures = _descend(batch, step, slope, number)
     raise np.linalg.LinAlgError(f"not reached in {MAX_STEPS} Newton steps")
 
 
-def _newton_step(batch: _Batch, gradient: Array, curvatures: Array) -> tuple[Array, Array]:
+def _newton_step(hessian: Array, gradient: Array) -> tuple[Array, Array]:
     """Return the Newton steps, (agents, m), and the slopes along them, below 0, (agents,)."""
-    xp, hessian = namespace(gradient), hessian_of(batch.duels, curvatures)
-    hessian += batch.precision
+    xp = namespace(gradient)
     step = -solve(hessian, gradient)
     slope = xp.vecdot(gradient, step)
     wrong = ~(slope <= 0.0)  # the Hessian is singular to working precision
@@ -131,10 +162,15 @@ def _newton_step(batch: _Batch, gradient: Array, curvatures: Array) -> tuple[Arr
     return step, slope
 
 
-def _changes_logits(steps: Array, batch: _Batch) -> Array:
-    """Return whether steps change a logit, and with it the Hessian, by more than a little."""
-    changes, logits = (logits_of(each, batch.duels) for each in (steps, batch.point))
-    return namespace(steps).any(abs(changes) > _CHANGED * (1.0 + abs(logits)), axis=1)
+def _keeps_logits(steps: Array, points: Array, loss: Loss, small: Array) -> Array:
+    """Return which of the small steps change no logit, and so no Hessian, by more than a little."""
+    xp = namespace(steps)
+    if loss.squares is not None:
+        bounds = xp.vecdot(steps, steps) * loss.squares
+        if not (small & ~(bounds <= _CHANGED**2)).any():
+            return small
+    changes, logits = (logits_of(each, loss.duels) for each in (steps, points))
+    return small & xp.all(abs(changes) <= _CHANGED * (1.0 + abs(logits)), axis=1)
 
 
 def _descend(batch: _Batch, step: Array, slope: Array, number: int) -> tuple[_Batch, Array, Array]:

@@ -56,6 +56,15 @@ def learn_duel(theta: Array, whiteners: Array, differences: Array, preferences: 
     return Expansion(logits, slopes, curvatures)
 
 
+def after_duel(theta: Array, whiteners: Array, differences: Array, preferences: Array) -> Array:
+    """Return theta after one Newton step for one more duel; see :func:`learn_duel`."""
+    xp = namespace(theta)
+    seen = (differences[:, None, :] @ whiteners)[:, 0]
+    slopes, curvatures = residuals(xp.vecdot(theta, differences), preferences)
+    lengths = slopes / (1.0 + curvatures * xp.vecdot(seen, seen))
+    return theta - lengths[:, None] * (whiteners @ seen[..., None])[..., 0]
+
+
 def _minimisers(start: Array, variances: Array, preferences: Array) -> Array:
     """Return the z that minimise ``(z - start)^2 / (2 variance)`` plus the loss of the answer.
 

@@ -23,23 +23,19 @@ Whitener: TypeAlias = Array
 
 _TINY = sys.float_info.min  # lower bound of a diagonal entry, so that dividing by it is defined
 _INDEFINITE = 1e-6  # an eigenvalue of the scaled matrix below minus this is no rounding error
-_SMALL = 16  # size from which an inverse is computed by halves
-_MANY = 128, 32  # a constant and a number per row: from so many matrices, LDL^T is faster
+_SMALL = 16  # size from which an inverse is computed by halves, and LAPACK is used for forms
 
 
 def solve(matrices: Array, vectors: Array, ridge: float = 0.0) -> Array:
     """Return ``(M + ridge I)^-1 v`` for vectors (..., d).
 
-    The matrices are positive semi-definite. If one of them is singular to working precision, return
-    the solution of :func:`pseudo_solve`.
+    If a matrix is singular to working precision, return the solution of :func:`pseudo_solve`.
     """
     if matrices.ndim == 1:
         return vectors / (matrices + ridge)
     xp = namespace(matrices)
     if ridge:
         matrices = matrices + ridge * xp.eye(matrices.shape[-1], dtype=matrices.dtype)
-    if xp is np and (found := _solve_many(matrices, vectors)) is not None:
-        return found
     try:
         return xp.linalg.solve(matrices, vectors[..., None])[..., 0]
     except (np.linalg.LinAlgError, RuntimeError) as error:
@@ -49,32 +45,32 @@ def solve(matrices: Array, vectors: Array, ridge: float = 0.0) -> Array:
         return pseudo_solve(matrices, vectors)
 
 
-def _solve_many(matrices: FloatArray, vectors: FloatArray) -> FloatArray | None:
-    """Solve many small systems by LDL^T, with operations on the same entry of all matrices.
+def shifted_forms(matrices: Array, shifts: Array, x: Array, y: Array) -> Array:
+    """Return ``x^T (M + D)^-1 x`` and ``x^T (M + D)^-1 y`` for many diagonals D, (2, n, h).
 
-    The time is a fifth of LAPACK's for 5,000 matrices with d=5, and less if the batch is contiguous
-    in memory. Returns None if the matrices are few, large or not positive definite.
+    The matrices are positive semi-definite, (n, d, d), the vectors x and y (n, d), and the
+    diagonals positive, (d, n, h). Small matrices are eliminated for all D at once.
     """
-    d, batch = vectors.shape[-1], vectors.shape[:-1]
-    is_many = math.prod(batch) >= _MANY[0] + _MANY[1] * d
-    if d > _SMALL or not is_many or matrices.shape[:-1] != vectors.shape:
-        return None
-    entries = np.moveaxis(matrices, (-2, -1), (0, 1)).reshape((d, d, -1))
-    rows = [np.array(entries[row, row:], order="C") for row in range(d)]
-    found = np.array(np.moveaxis(vectors, -1, 0), order="C").reshape((d, -1))
-    least = d * sys.float_info.epsilon  # relative to the diagonal: rounding errors
-    with np.errstate(over="ignore", invalid="ignore"):
-        for place, pivots in enumerate(rows):
-            if not (pivots[0] > least * entries[place, place]).all():
-                return None
-            for row in range(place + 1, d):
-                factors = pivots[row - place] / pivots[0]
-                rows[row] -= factors * pivots[row - place :]
-                found[row] -= factors * found[place]
-    for place in reversed(range(d)):
-        found[place] -= (rows[place][1:] * found[place + 1 :]).sum(axis=0)
-        found[place] /= rows[place][0]
-    return np.moveaxis(found.reshape((d, *batch)), 0, -1)
+    xp, d = namespace(matrices), len(shifts)
+    if xp is not np or d > _SMALL:
+        eye, found = xp.eye(d, dtype=x.dtype, device=x.device), []
+        for shift in xp.moveaxis(shifts, 2, 0):
+            units = shift.T**-0.5
+            scaled = units[:, :, None] * matrices * units[:, None] + eye
+            solved = solve(scaled, units * x)
+            found.append(xp.stack([xp.vecdot(solved, units * right) for right in (x, y)]))
+        return xp.stack(found, axis=-1)
+    table = np.empty((d, d + 2, len(x), 1))
+    table[:, :d, :, 0], table[:, d, :, 0] = np.moveaxis(matrices, 0, -1), x.T
+    table[:, d + 1, :, 0] = y.T
+    rows, forms = [table[row, row:] for row in range(d)], 0.0
+    for place, (pivots, shift) in enumerate(zip(rows, shifts, strict=True)):
+        factors = pivots[1:-1] / (pivots[0] + shift)
+        for row in range(place + 1, d):
+            change = factors[row - place - 1] * pivots[row - place :]
+            rows[row] = np.subtract(rows[row], change, out=change)
+        forms = forms + factors[-1] * pivots[-2:]
+    return forms
 
 
 def pseudo_solve(matrices: Array, vectors: Array) -> Array:

@@ -1,9 +1,9 @@
-"""Every setting of a run: declaration, spellings and checks.
+"""The settings of a run: declarations, spellings and checks.
 
 ``conf/`` (snake_case, groups as nested keys), Flower's run config in ``pyproject.toml``
-(kebab-case, flat) and keyword arguments are spellings of :class:`Settings`. The checks are our own
-rather than pydantic's: importing pydantic and building the model takes 0.13 s of CPU time, and the
-process that answers one message of a device takes 0.48 s in total.
+(kebab-case, flat) and keyword arguments are spellings of :class:`Settings`. pydantic is not used:
+its import and the model take 0.13 s of CPU time, and the process that answers one message of a
+device takes 0.48 s in total.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ __all__ = [
     "without_effect",
 ]  # fmt: skip
 
-MAX_DIMENSION = 4096  # W, (d, d), then takes 128 MiB
+MAX_DIMENSION = 4096  # W, (d, d), takes 128 MiB
 
-MAX_SIGMA = 1e6  # the regret of ten million agents then fits in an upload
+MAX_SIGMA = 1e6  # up to this, the regret of ten million agents fits in an upload
 _FLOWER_ONLY = ("output_dir", "mode", "devices")
 _HYDRA_ONLY = ("engine", "dropout")
 
@@ -75,28 +75,31 @@ class EnvironmentSettings(Checked, group="environment"):
 
     :name: Source of arms and preferences.
     :sigma: Heterogeneity (synthetic, changing): agent i has theta_i = theta + N(0, sigma^2 I).
-    :directions: synthetic, changing, with a sigma: number r of directions in which agents differ,
-        with the same total variance, of which 0.5% is in all directions; 0: all.
-    :clusters: synthetic, changing, with a sigma: number C of groups of agents with the same
-        theta_i = theta + N(0, sigma^2 I); each agent is in a random one; 0: no groups.
-    :change: changing: what theta does at change_at: flip, it changes its sign; redraw, it is drawn
-        again from N(0, I).
-    :change_at: changing: the first iteration with the changed theta; 0: none; auto: horizon / 2 +
-        1, and with a drift none.
-    :drift: changing: standard deviation of what each iteration adds to each coordinate of theta.
-    :path: movielens: the ratings, as a file, a folder or the downloaded zip; duels: the folder with
+    :directions: synthetic, changing; needs sigma: number r of directions in which agents differ,
+        with the same total variance; 0.5% of it is spread over all directions. 0: all directions.
+    :clusters: synthetic, changing; needs sigma: number C of clusters of agents. All agents of a
+        cluster have the same theta_i, drawn from theta + N(0, sigma^2 I). Each agent is in a random
+        cluster. 0: no clusters.
+    :change: changing: change of theta at change_at. flip: theta changes its sign; redraw: theta is
+        drawn again from N(0, I).
+    :change_at: changing: first iteration with the changed theta; 0: no change; auto: horizon / 2 +
+        1, or no change if drift is set.
+    :drift: changing: standard deviation of the random step that each iteration adds to each
+        coordinate of theta.
+    :path: movielens: ratings, as a file, a folder or the downloaded zip; duels: folder with
         duels.csv and, if arms have features, arms.csv.
-    :play: duels: replay, the policy selects pairs and gets recorded answers; predict, recorded
-        duels are shown in random order; auto: replay if at least half of the people answered at
-        least 90% of the pairs.
-    :scale: duels, play=replay: catalogue, features are divided by their standard deviations over
-        the arms, so that units do not matter; none, they are used as they are.
-    :max_people: duels: maximum number of people, the first in duels.csv; 0: no limit.
-    :min_answers: duels: people with fewer answers are left out; predict: also below horizon.
-    :users: movielens: drawn, each agent draws a user in each iteration, as in the paper;
-        persistent, each agent is one user.
-    :like: movielens: ratings above this number are likes; auto: above 3 for five stars, as in the
-        paper; above 0.5 for likes, 0 and 1; above the person's mean for other scales.
+    :play: duels: replay: the policy selects pairs and receives the recorded answers; predict:
+        recorded duels are shown in random order; auto: replay if at least half of the people
+        answered at least 90% of the pairs, otherwise predict.
+    :scale: duels, play=replay: catalogue: features are divided by their standard deviations over
+        the arms, which makes their units irrelevant; none: features are used as they are.
+    :max_people: duels: maximum number of people, in the order of duels.csv; 0: no limit.
+    :min_answers: duels: minimum number of answers of a person. With play=predict, people with fewer
+        than horizon answers are left out as well.
+    :users: movielens: drawn: each agent draws a user in each iteration, as in the paper;
+        persistent: each agent is one user.
+    :like: movielens: ratings above this number are likes; auto: above 3 on a five-star scale, as in
+        the paper; above 0.5 if ratings are 0 or 1; above the person's mean on other scales.
     """
 
     name: str = setting("synthetic", ENVIRONMENTS)
@@ -119,7 +122,7 @@ class EnvironmentSettings(Checked, group="environment"):
 class ScheduleSettings(Checked, group="schedule"):
     """Communication rounds.
 
-    :name: Ends of rounds: periodic, every tau iterations; geometric, t = 1 and then ceil(ratio^k).
+    :name: Ends of rounds. periodic: every tau iterations; geometric: t = 1 and then ceil(ratio^k).
     :ratio: Ratio of the geometric schedule.
     """
 
@@ -129,14 +132,14 @@ class ScheduleSettings(Checked, group="schedule"):
 
 @dataclass(frozen=True)
 class EngineSettings(Checked, group="engine"):
-    """Engine of ``python -m simulations.run``.
+    """Engine of ``fldb run``.
 
     :name: vectorized, inprocess or flower.
-    :num_nodes: Flower nodes that host the agents (inprocess, flower).
-    :num_cpus: CPUs per Flower client (flower); a whole number.
-    :num_gpus: GPUs per Flower client, also fractions (flower).
-    :workers: Processes that play the agents, at most; auto: one per available processor; ray: one
-        per free CPU of the Ray cluster at RAY_ADDRESS, or of this machine (vectorized).
+    :num_nodes: Number of Flower nodes that host the agents (inprocess, flower).
+    :num_cpus: CPUs per Flower client, a whole number (flower).
+    :num_gpus: GPUs per Flower client; fractions are allowed (flower).
+    :workers: Maximum number of processes that play the agents (vectorized); auto: one per available
+        processor; ray: one per free CPU of the Ray cluster at RAY_ADDRESS, or of this machine.
     """
 
     name: str = setting("vectorized", ("vectorized", "inprocess", "flower"))
@@ -150,14 +153,15 @@ class EngineSettings(Checked, group="engine"):
 class DevicesSettings(Checked, group="devices"):
     """Rounds with real devices (mode=devices); Flower only.
 
-    :rounds: Rounds that learn before the run ends; 0: no limit.
-    :round_seconds: Seconds between the starts of two rounds; 0: without a pause.
-    :at_least: Connected devices required to start a round.
-    :first_duels: Duels of all devices required by the first round; auto: 2 * dimension.
-    :max_duels: Maximum number of duels per device and round; the others wait for the next round.
-    :features: Absolute path of a file with the names and scales of the features, the same for all
-        devices: feature,scale or an arms.csv; estimates then do not depend on units. Empty: none.
-    :federation: secure: name of the federation, as in the devices' vault.toml.
+    :rounds: Number of rounds that learn before the run ends; 0: no limit.
+    :round_seconds: Seconds between the starts of two rounds; 0: no pause.
+    :at_least: Minimum number of connected devices to start a round.
+    :first_duels: Minimum number of duels of all devices for the first round; auto: 2 * dimension.
+    :max_duels: Maximum number of duels per device and round; the rest waits for the next round.
+    :features: Absolute path of a CSV file with the names and scales of the features, the same for
+        all devices. Its header is feature,scale, or it is an arms.csv. Estimates then do not depend
+        on units. Empty: no file.
+    :federation: secure: name of the federation, as in vault.toml on the devices.
     :helper: secure: address of the helper, like https://helper.example.org.
     :helper_key: secure: absolute path of the helper's public key.
     :helper_token: secure: absolute path of the file with the helper's token.
@@ -180,15 +184,15 @@ class PrivacySettings(Checked, group="privacy"):
     """Differential privacy: noise that is added to the sums of the agents' statistics.
 
     :epsilon: Differential privacy: epsilon of the whole run; none: no noise.
-    :delta: Differential privacy: probability by which chances may differ beyond epsilon.
-    :unit: What is protected: person, all contributions of one agent; answer, one answer.
-    :clip: Length to which agents shorten longer differences in statistics; auto: max_difference if
-        it is a number, and for synthetic and changing sqrt(2 dimension), the root mean squared
+    :delta: Differential privacy: delta of the whole run.
+    :unit: Unit of protection. person: all contributions of one agent; answer: one answer.
+    :clip: Length to which agents clip longer differences in statistics; auto: max_difference if it
+        is a number, otherwise, for synthetic and changing, sqrt(2 dimension), the root mean squared
         length.
-    :parties: Simulations: number of parties that add noise: 1, a trusted server; 2, server and
+    :parties: Simulations: number of parties that add noise. 1: a trusted server; 2: server and
         helper, as with secure=true.
-    :min_variance: FLDB-Personal: lower limit of v with privacy, in units of 10 / clip^2, because
-        noisy log losses may favour a v that is too small.
+    :min_variance: FLDB-Personal with privacy: lower limit of v, in units of 10 / clip^2. Noisy log
+        losses may favour a v that is too small.
     """
 
     epsilon: float | str = setting(
@@ -206,68 +210,71 @@ class PrivacySettings(Checked, group="privacy"):
 class Settings(Checked):
     """All settings of one run.
 
-    ``num_agents``, ``horizon`` and ``dimension`` are integers once it is built, also if ``auto`` is
-    given. For ``environment=duels``, ``environment.play`` is then replay or predict. Names may be
-    in kebab-case and in upper case (``"FLDB-OGD"``); numbers may be NumPy's.
+    On construction, ``auto`` is replaced by an integer in ``num_agents``, ``horizon`` and
+    ``dimension``, and with ``environment=duels`` by replay or predict in ``environment.play``.
+    Names may be in kebab-case and in upper case (``"FLDB-OGD"``). Numbers may be NumPy scalars.
 
-    :mode: simulation, or devices with real users.
+    :mode: simulation: simulated agents; devices: real users.
     :algorithm: Learning algorithm.
-    :num_agents: N, number of agents; auto: 100, or for environment=duels the number of people.
+    :num_agents: N, number of agents; auto: 100, or with environment=duels the number of people.
     :horizon: T, number of iterations; auto: 500, or with environment.play=predict the median number
-        of answers of a person.
-    :num_arms: K, number of arms per agent and iteration; 2 with environment.play=predict.
-    :dimension: d, number of features per arm; auto: 5, or for environment=duels that of the study.
+        of answers per person.
+    :num_arms: K, number of arms per agent and iteration; always 2 with environment.play=predict.
+    :dimension: d, number of features per arm; auto: 5, or with environment=duels the number in
+        the study.
     :tau: Communication period: iterations between two exchanges. The paper uses 1.
     :seed: Seed of all random streams.
     :backend: Array library of the agents: numpy, or PyTorch on cpu or cuda (the torch extra).
-    :rng: Random generator: numpy, the same draws on every backend; torch, different draws, made on
-        the backend.
+    :rng: Random generator. numpy: the same draws on every backend; torch: different draws, made on
+        the backend's device.
     :dropout: Probability that a message is lost (engine=inprocess).
-    :selection: Selection rule for a pair of arms.
+    :selection: Rule that selects the two arms of a duel.
     :lambda: Ridge lambda; auto: 1 / horizon, as in the paper.
     :kappa_mu: Lower bound on mu' used by the algorithms.
     :delta: Failure probability of the confidence bound.
-    :beta_scale: Factor on beta_t: 1 as in theory, 0 without exploration; auto: 1, and for FLDB-ONS
-        the width ons_width instead of beta_t.
-    :alpha: FLDB-OGD: strong convexity; the step size is 1 / (alpha * step).
-    :step_index: FLDB-OGD: step is the iteration t, or the round t_c as printed in Algorithm 2.
-    :projection_center: FLDB-OGD: center of the projection: initial, theta_hat^(1) (the proof), or
-        current, theta_hat^(t_c) (the text).
-    :projection_radius: FLDB-OGD: radius of the projection; auto: 2 r of the paper.
-    :solver: FLDB-GD: minimisation of the loss; lbfgs needs the torch extra.
-    :gd_steps: FLDB-GD, solver=gd: M, exchanges per iteration.
-    :gd_step_size: FLDB-GD, solver=gd: eta; auto: 1 / (trace(W) / 4 + lambda), which is always
-        stable.
-    :first_round: FLDB-OGD, FLDB-ONS: first estimate: minimise, the minimiser of the first duels'
-        loss, by several exchanges; step, a long Newton step from 0, by one exchange; auto: step
-        with privacy, else minimise.
+    :beta_scale: Factor on beta_t: 1 as in theory, 0 for no exploration; auto: 1, except that
+        FLDB-ONS uses the width ons_width instead of beta_t.
+    :alpha: FLDB-OGD: constant of strong convexity; the step size is 1 / (alpha * step).
+    :step_index: FLDB-OGD: step in the step size. iteration: t; round: t_c, as printed in Algorithm
+        2.
+    :projection_center: FLDB-OGD: center of the projection. initial: theta_hat^(1), as in the proof;
+        current: theta_hat^(t_c), as in the text.
+    :projection_radius: FLDB-OGD: radius of the projection; auto: 2 r, as in the paper.
+    :solver: FLDB-GD: solver that minimises the loss; lbfgs needs the torch extra.
+    :gd_steps: FLDB-GD, solver=gd: M, the number of exchanges per iteration.
+    :gd_step_size: FLDB-GD, solver=gd: eta, the step size; auto: 1 / (trace(W) / 4 + lambda), which
+        is always stable.
+    :first_round: FLDB-OGD, FLDB-ONS: first estimate. minimise: the minimiser of the loss of the
+        first duels, found by several exchanges; step: one long Newton step from 0, with one
+        exchange; auto: step with privacy, otherwise minimise.
     :ons_ridge: FLDB-ONS: lambda_0, the ridge; values below 0.5 are unsafe with few agents.
     :ons_width: FLDB-ONS, beta_scale=auto: width of the confidence interval, in posterior standard
-        deviations; 0 without exploration.
+        deviations; 0 for no exploration.
     :personal_ridge: FLDB-Personal: lambda_0, the precision of the prior of the common theta, in
-        units of the mean squared length of the differences offered, divided by 10.
+        units of the mean squared length of the offered differences, divided by 10.
     :personal_width: FLDB-Personal: width of the confidence interval, in posterior standard
         deviations.
-    :personal_variance: FLDB-Personal: v, how much agents differ, in squared units of theta; auto:
-        estimated from predictions.
-    :personal_structure: FLDB-Personal: how agents differ: isotropic, by v in each direction;
-        learned, most in directions that are estimated, too; auto: learned, but isotropic with
-        privacy or a personal_variance.
+    :personal_variance: FLDB-Personal: v, the variance of theta_i around theta, in squared units of
+        theta; auto: estimated from predictions.
+    :personal_structure: FLDB-Personal: how agents differ. isotropic: by v in each direction;
+        learned: mainly in directions that are estimated as well; auto: learned, but isotropic with
+        privacy or with a fixed personal_variance.
     :coldb_edge: COLDB: factor on the distance of two agents' estimates above which they are not in
         the same cluster.
-    :refit_ratio: LDB, alone, FLDB-Personal: agents fit theta_i to all own duels whenever their
-        number has grown by this ratio, with a step of O(d^2) for each duel between; 1: after each
-        duel.
+    :refit_ratio: LDB, alone, FLDB-Personal: agents fit theta_i to all of their own duels each time
+        the number of duels has grown by this ratio, and take a step of O(d^2) for each duel in
+        between; 1: fit after each duel.
     :half_life: FLDB-ONS, FLDB-Personal, alone, LDB: number of later answers of an agent after which
-        an answer has half its weight, for tastes that change; none: all answers weigh the same.
-    :max_difference: L, the maximum length of a difference of two arms; uploads that exceed it are
-        rejected; auto: the environment's bound, and no limit for devices (Flower).
-    :matrix_form: Representation of W and of Hessians: full, d^2 numbers; diagonal, d.
-    :robust: Combination of the nodes' gradients: none, their sum; trimmed, a trimmed mean (Flower).
-    :secure: Secure sums: the server receives sums over the devices with noise, and no single
-        upload; needs a helper and privacy.epsilon (mode=devices).
-    :fraction_train: Share of the nodes sampled in each round (Flower).
-    :quorum: Share of the sampled nodes that must reply in a round (Flower).
+        an answer has half its weight, for tastes that change; none: all answers have the same
+        weight.
+    :max_difference: L, the maximum length of a difference of two arms. Uploads that exceed it are
+        rejected. auto: the environment's bound; no limit for devices (Flower).
+    :matrix_form: Form of W and of Hessians. full: d^2 numbers; diagonal: d numbers.
+    :robust: Aggregation of the nodes' gradients. none: their sum; trimmed: a trimmed mean (Flower).
+    :secure: Secure sums: the server receives only noisy sums over the devices, never a single
+        upload. Needs a helper and privacy.epsilon (mode=devices).
+    :fraction_train: Fraction of the nodes that are sampled in each round (Flower).
+    :quorum: Fraction of the sampled nodes that must reply in a round (Flower).
     :node_wait: Seconds to wait for the first nodes and for a quorum (Flower).
     :reply_timeout: Seconds to wait for the replies of one exchange (Flower).
     :resume: Resume an interrupted run from its checkpoint; finished runs are skipped.
@@ -281,7 +288,7 @@ class Settings(Checked):
     SettingsError
         A value is of the wrong type or out of range, or two settings are incompatible.
     DataError
-        Settings are auto, and the data that determine them cannot be read.
+        A setting is auto, and the data that determine its value cannot be read.
 
     Examples
     --------
@@ -366,11 +373,11 @@ class Settings(Checked):
 
     @property
     def decay(self) -> float | None:
-        """Factor on the weight of an answer with each later one (``half_life``); None without."""
+        """Factor on the weight of an answer for each later one; None without ``half_life``."""
         return None if self.half_life == NONE else 0.5 ** (1.0 / float(self.half_life))
 
     def total_weight(self, answers: float) -> float:
-        """Return the sum of the weights of so many answers of an agent."""
+        """Return the sum of the weights of an agent's answers, given their number."""
         decay = self.decay
         return answers if decay is None else (1.0 - decay**answers) / (1.0 - decay)
 
@@ -404,7 +411,7 @@ class Settings(Checked):
 
     @property
     def clip(self) -> float | None:
-        """Length to which agents shorten longer differences; None if nothing determines it.
+        """Length to which agents clip longer differences; None if nothing determines it.
 
         With the environments synthetic and changing, ``auto`` is ``sqrt(2 d)``, the root of the
         mean squared length of a difference of two N(0, I) arms.
@@ -420,7 +427,7 @@ class Settings(Checked):
 
 
 def entries() -> tuple[Entry, ...]:
-    """Return every declared setting, those of groups too, in the order of declaration."""
+    """Return all declared settings, including those of groups, in the order of declaration."""
     return entries_of(Settings)
 
 
@@ -535,7 +542,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def without_effect(chosen: Iterable[Settings]) -> str:
-    """Return one line about settings of runs that are given and have no effect; empty if none.
+    """Return one line about given settings that have no effect on a run; empty if there are none.
 
     ``tau=3: has no effect with algorithm=ldb``
     """

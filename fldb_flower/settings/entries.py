@@ -22,7 +22,7 @@ AUTO = "auto"
 RAY = "ray"
 """Value of ``engine.workers`` besides numbers."""
 NONE = "none"
-"""Default of a number that is not set: what it would turn on is off."""
+"""Default of an optional number: what the number would enable is disabled."""
 MAX_INTEGER = 2**63 - 1
 """Largest integer of Flower's run config."""
 
@@ -31,12 +31,12 @@ Spelling = Literal["attribute", "dotted", "kebab", "keyword"]
 ORIGIN: ContextVar[tuple[str, Spelling]] = ContextVar("ORIGIN", default=("Python", "attribute"))
 """Source of the settings being built, and the spelling of names there, for error messages."""
 
-_VALID = {bool: "true or false", str: "a text", int: "a whole number", float: "a number"}
+_VALID = {bool: "true or false", str: "a string", int: "a whole number", float: "a number"}
 _HELP = re.compile(r"^:(\w+): (.+(?:\n +.+)*)", re.MULTILINE)
 
 
 class Limits(NamedTuple):
-    """Range of a number, with both ends except one that is ``excluded``, and the reason for it."""
+    """Range of a number, inclusive except for an ``excluded`` end, and the reason for it."""
 
     minimum: float
     maximum: float
@@ -63,16 +63,16 @@ SECONDS, WAIT = Limits(0, MAX_SECONDS), Limits(0, MAX_SECONDS, excluded=0)
 
 
 def setting(default: Any, valid: Limits | Collection[str], *words: str) -> Any:
-    """Declare a field with limits or names, a collection that may grow.
+    """Declare a field with limits or with valid names, a collection that may grow.
 
-    A default such as ``"auto"`` is valid besides numbers, and so are ``words``.
+    Besides numbers, ``words`` and a default such as ``"auto"`` are valid.
     """
     return dataclasses.field(default=default, metadata={"valid": valid, "words": words})
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One declared setting: a field of a group's dataclass, or of the whole (``group=""``).
+    """One declared setting: a field of a group's dataclass, or of ``Settings`` (``group=""``).
 
     ``kind`` is bool, int, float or str; ``words`` are valid besides the numbers in ``limits``.
     """
@@ -139,7 +139,7 @@ class Entry:
 
 
 class Checked:
-    """Base of the settings' dataclasses: values are checked on construction and by ``replace``.
+    """Base class of settings dataclasses: values are checked on construction and by ``replace``.
 
     ``group`` is the key of the group in the Hydra configuration. Docstrings describe the fields.
     """

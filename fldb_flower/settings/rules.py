@@ -1,4 +1,4 @@
-"""Rules between settings: what each needs to have an effect, and which do not go together."""
+"""Rules between settings: which have no effect, and which are incompatible."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SELECTION_SETTINGS = (
     "algorithm", "selection", "kappa_mu", "delta", "beta_scale", "ons_width", "lambda_",
     "matrix_form", "personal_ridge", "personal_width", "half_life",
 )  # fmt: skip
-"""Settings of the server's run that a device selects pairs of arms with."""
+"""Settings of the server's run with which a device selects pairs of arms."""
 _NO_NOISE = "privacy.epsilon=none: no noise is added; set privacy.epsilon to a number"
 """Why other settings of privacy have no effect."""
 
@@ -54,13 +54,13 @@ def unused(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _other(values: Mapping[str, Any], name: str, *valid: Any) -> str:
-    """Return a setting that has none of the valid values, as a reason; a missing one is none."""
+    """Return ``name=value`` as a reason if the setting has none of the valid values, else ""."""
     value = values.get(name)
     return "" if value is None or value in valid else f"{name.removesuffix('.name')}={value}"
 
 
 def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield settings and groups with the reason, or an empty text, why they have no effect."""
+    """Yield settings and groups, each with the reason why it has no effect, or "" if it has one."""
     other = partial(_other, values)
     yield "environment schedule num_arms tau checkpoint_seconds", other("mode", "simulation")
     yield "devices", other("mode", "devices")
@@ -96,7 +96,7 @@ def _without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the same of settings of certain algorithms; what an added one uses is not known."""
+    """Yield the same for settings of single algorithms; a registered one may use any of them."""
     name, other = values.get("algorithm"), partial(_other, values)
     this, entry = f"algorithm={name}", ALGORITHMS.get(str(name))
     is_own = entry is not None and name not in ALGORITHMS.added
@@ -140,7 +140,7 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def automatic(settings: Settings) -> dict[str, Any]:
-    """Return the values of settings that are auto, by name; the data may raise a DataError."""
+    """Return the values of settings that are auto, by name; DataError if the data are invalid."""
     values: dict[str, Any] = {
         name: number for name, number in _NUMBERS.items() if getattr(settings, name) == AUTO
     }
@@ -157,7 +157,7 @@ def automatic(settings: Settings) -> dict[str, Any]:
     return values
 
 
-# --- settings that do not go together --------------------------------------------------------
+# --- incompatible settings --------------------------------------------------------------------
 
 Problems = Iterator[tuple[str, str]]
 """Settings with their values, each with the rest of the error message."""
@@ -225,7 +225,7 @@ def _algorithm_problems(settings: Settings) -> Problems:
         }.get(ALGORITHMS[name].agents, "")
         if name == "fldb_gd" and settings.solver == "newton":
             remedy = "use solver=lbfgs or solver=gd"
-            reason = f"with solver=newton needs full Hessians, of d^2 numbers; {remedy}"
+            reason = f"with solver=newton needs full Hessians (d^2 numbers); {remedy}"
         if reason:
             yield f"matrix_form={settings.matrix_form!r}", f"algorithm={name} {reason}"
 
@@ -253,17 +253,17 @@ def _environment_problems(settings: Settings) -> Problems:
         return
     for key, most, reason in (
         ("dimension", MOVIELENS_DIMENSIONS, "whose features are the SVD of 20 users' ratings"),
-        ("num_arms", MOVIELENS_ITEMS, "its number of items"),
+        ("num_arms", MOVIELENS_ITEMS, "of which 200 items are used"),
     ):
         if (number := getattr(settings, key)) > most:
             yield f"{key}={number}", f"must be at most {most} for MovieLens, {reason}"
     if not environment.path:
-        reason = "set it to the downloaded MovieLens ratings, a file, a folder or the zip"
+        reason = "set it to the downloaded MovieLens ratings (a file, a folder or the zip)"
         yield "environment.path is empty", reason
 
 
 def _group_problems(settings: Settings) -> Problems:
-    """Yield what is wrong with how simulated agents differ."""
+    """Yield problems of the settings by which simulated agents differ."""
     chosen = settings.environment
     for own, most in (("directions", "dimension"), ("clusters", "num_agents")):
         given = f"environment.{own}={(number := getattr(chosen, own))}"
@@ -310,7 +310,7 @@ def _privacy_problems(settings: Settings) -> Problems:
     name, epsilon = settings.algorithm, f"privacy.epsilon={privacy.epsilon:g}"
     if settings.exchanges != "one":
         reason = {
-            "none": "releases nothing, so it needs no noise; leave it out",
+            "none": "releases nothing, so it needs no noise; leave this setting out",
             "several_first": "releases several sums over the duels of the first round; use"
             " first_round=step",
             "several": "releases many sums over all duels, each of which needs noise; use"
@@ -323,7 +323,7 @@ def _privacy_problems(settings: Settings) -> Problems:
         reason = "a trimmed mean has no known sensitivity; use robust=none"
         yield epsilon, f"robust=trimmed: {reason}"
     if is_devices and not settings.devices.rounds:
-        reason = "the noise depends on the number of rounds; use a positive one"
+        reason = "the noise depends on the number of rounds; set a positive number"
         yield epsilon, f"devices.rounds=0: {reason}"
     if privacy.unit == "answer" and (is_devices or ALGORITHMS[name].agents != "common"):
         reason = f"algorithm={name}: an agent's answers determine which arms it shows later, and"
@@ -335,7 +335,7 @@ def _privacy_problems(settings: Settings) -> Problems:
     clip, longest = settings.clip, settings.max_difference
     if clip is None:
         where = "mode=devices" if is_devices else settings.environment.name
-        reason = f"a number for {where}, or max_difference as a number: the noise is proportional"
+        reason = f"a number for {where}, unless max_difference is one: the noise is proportional"
         yield "privacy.clip='auto'", f"must be {reason} to this length"
     elif longest != AUTO and clip > float(longest):
         yield f"privacy.clip={clip:g}", f"must be at most max_difference={longest:g}"

@@ -49,8 +49,8 @@ def settings_of(config: DictConfig) -> Settings:
         given = dict(flatten(unresolved)).get(name)
         reason = " ".join(str(error).splitlines()[0].split())
         raise SettingsError(
-            f"{name}={given} (from {_SOURCE}): {reason}; ${{NAME}} stands for the value of another"
-            " setting, and \\${ for these two characters"
+            f"{name}={given} (from {_SOURCE}): {reason}; ${{NAME}} is the value of another setting;"
+            " write \\${ for a literal ${"
         ) from None
     return from_nested(values, _SOURCE)
 
@@ -58,8 +58,8 @@ def settings_of(config: DictConfig) -> Settings:
 def attempt(work: Callable[[], None], directory: Path, sweep: Path) -> float | None:
     """Run one job without output, and write ``error.txt`` to its folder if it fails.
 
-    Returns the final regret, for sweepers that optimise settings; None without a result, or if the
-    folder of the sweep holds a file ``stop``.
+    Returns the final regret, for sweepers that optimise settings. Returns None if there is no
+    result, or if the folder of the sweep contains a file ``stop``.
     """
     if (sweep / STOP).exists():
         return None
@@ -86,7 +86,7 @@ def attempt(work: Callable[[], None], directory: Path, sweep: Path) -> float | N
 
 
 def failure(directory: Path) -> str | None:
-    """Return why the job in a folder failed, in one line; None if it did not fail."""
+    """Return the reason why the job in a folder failed, as one line; None if it did not fail."""
     path = directory / ERROR
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -100,8 +100,8 @@ def failure(directory: Path) -> str | None:
 class SweepCallback(Callback):
     """Registers our sweeper, and writes the tables of a sweep with another sweeper.
 
-    The jobs that another sweeper launched are not known. Its tables hold every distinct run below
-    the folder of the sweep. The exit status is 1 if a job failed.
+    The jobs of another sweeper are unknown. Its tables contain every distinct run below the folder
+    of the sweep. The exit status is 1 if a job failed.
     """
 
     def on_multirun_start(self, config: DictConfig, **_kwargs: Any) -> None:

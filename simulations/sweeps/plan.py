@@ -1,7 +1,7 @@
-"""What a sweep runs: its distinct jobs, identified by their settings, and their folders.
+"""The plan of a sweep: its distinct jobs, identified by their settings, and their folders.
 
-The folder of a job is named by its swept settings and a hash of all of them. A sweep can therefore
-be extended, and its tables hold each of its jobs once, whatever else its folder holds.
+The folder of a job is named by its swept settings and a hash of all settings. A sweep can therefore
+be extended, and its tables hold each of its jobs once, whatever else its folder contains.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Job(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The jobs of a sweep by identity, and the errors of combinations without one by name.
+    """The jobs of a sweep by identity, and the errors of invalid combinations by name.
 
-    ``settings`` has those of all combinations, also of those that are one job.
+    ``settings`` are those of all combinations, including combinations that share a job.
     """
 
     jobs: dict[str, Job]
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
 
 def listed(values: Iterable[Any]) -> list[Any]:
-    """Return values as a list, but at most one more than there may be jobs."""
+    """Return values as a list, at most one more than the largest number of jobs."""
     return list(itertools.islice(values, MAX_JOBS + 1))
 
 
@@ -59,8 +59,8 @@ def plan(
     """Return the jobs of all combinations of the values; those with equal settings are one job.
 
     ``compose`` returns the settings of a combination, given its number, and the folder that the
-    user chose for it. By default, it is an existing one with the hash of the job in the folder of
-    the sweep, or a new one.
+    user chose for it. The default folder is an existing one with the hash of the job in the folder
+    of the sweep, or a new one.
     """
     _check_sizes({name: len(values) for name, values in choices.items()}, source)
     below = sorted(sweep.iterdir(), reverse=True) if sweep.is_dir() else []
@@ -89,13 +89,13 @@ def plan(
         if names.setdefault(folder, job.name) is not job.name:
             raise SettingsError(
                 f"hydra.sweep.subdir={folder.name}: jobs {names[folder]!r} and {job.name!r} would"
-                " share this folder; without it, each job has its own"
+                " share this folder; leave this setting out, and each job has its own"
             )
     return found
 
 
 def _check_sizes(sizes: Mapping[str, int], source: str) -> None:
-    """Refuse too many jobs, before they are built, or none."""
+    """Refuse a sweep without jobs or with too many, before they are built."""
     for name, size in sizes.items():
         if not size:
             raise SettingsError(f"{name} (from {source}): a sweep needs at least one value")
@@ -107,7 +107,7 @@ def _check_sizes(sizes: Mapping[str, int], source: str) -> None:
         )
         raise SettingsError(
             f"{factors} (from {source}): a sweep has at most {MAX_JOBS:,} jobs; sweep over fewer"
-            " values, or in several sweeps"
+            " values, or split the sweep"
         )
 
 

@@ -23,7 +23,7 @@ from fldb_flower.bandit.estimate import (
     scale_of,
 )
 from fldb_flower.bandit.estimates import PersonalEstimates
-from fldb_flower.bandit.newton import minimise
+from fldb_flower.bandit.newton import Loss, minimise
 from fldb_flower.environments import Contexts
 from fldb_flower.environments.synthetic import Synthetic
 from fldb_flower.federation.agents import AgentGroup
@@ -384,7 +384,11 @@ def test_newton_steps_that_cycle_end_at_the_minimiser():
     precision, mean = np.diag([0.0019, 0.00014, 0.0031]), np.array([21.0, -1.0, 12.6])
     duels = np.array([[[-1.4, 0.5], [1.6, 1.9], [-1.3, -2.2]]])
     answers, start = np.array([[1.0, 0.0]]), np.array([[3.1, 0.7, 0.2]])
-    found = minimise(start, duels, answers, precision, mean)
-    wins = scipy.special.expit(found[0] @ duels[0])
-    gradient = duels[0] @ (wins - answers[0]) + precision @ (found[0] - mean)
-    np.testing.assert_allclose(gradient, 0.0, atol=1e-9)
+    found = minimise(start, Loss(duels, answers), precision, mean)
+    point, hessian, linear = (each[0] for each in found)
+    wins = scipy.special.expit(point @ duels[0])
+    slopes = duels[0] @ (wins - answers[0])
+    np.testing.assert_allclose(slopes + precision @ (point - mean), 0.0, atol=1e-9)
+    curvatures = wins * (1.0 - wins)
+    np.testing.assert_allclose(hessian, duels[0] * curvatures @ duels[0].T, rtol=1e-9)
+    np.testing.assert_allclose(hessian @ point - linear, slopes, atol=1e-9)

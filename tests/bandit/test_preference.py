@@ -176,3 +176,15 @@ def test_statistics_without_duels_are_zero():
     assert preference.gradient(theta, nothing, np.empty(0)).tolist() == [0.0] * D
     assert hessian(theta, nothing).tolist() == [[0.0] * D] * D
     assert preference.gram(nothing).tolist() == [[0.0] * D] * D
+
+
+@property_test
+@given(st.lists(st.floats(-1e4, 1e4) | st.floats(-1.0, 1.0), min_size=1, max_size=20))
+def test_residuals_of_wins_are_accurate_in_both_tails(logits):
+    """``-mu(-z)`` and ``mu(z) mu(-z)`` with 40 digits; below 1e-300 they may be 0."""
+    slopes, curvatures = preference.win_residuals(np.array(logits))
+    with mpmath.workdps(40):
+        powers = [mpmath.exp(mpmath.mpf(z)) for z in logits]
+        exact = [(float(1 / (1 + p)), float(p / (1 + p) ** 2)) for p in powers]
+    found = np.stack([-slopes, curvatures], axis=1)
+    np.testing.assert_allclose(found, exact, rtol=1e-13, atol=1e-300)

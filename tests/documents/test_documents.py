@@ -106,6 +106,8 @@ def test_the_results_of_personal_have_the_settings_of_their_names():
                     assert settings["personal_variance"] == pytest.approx(float(sigma) ** 2)
                 elif name == "theory":
                     assert settings["beta_scale"] == 1
+                elif name == "isotropic":
+                    assert settings["personal_structure"] == name
                 elif name not in ("personal", "common"):
                     assert settings["algorithm"] == name
     for study, runs in content["studies"].items():

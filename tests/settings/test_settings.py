@@ -140,7 +140,7 @@ def test_a_value_of_the_wrong_type_is_refused_in_one_line():
         *((each, ("5", "", True, math.nan, math.inf, -math.inf), "a number") for each in NUMBERS),
         *((each, (1.5,), "a whole number") for each in WHOLE),
         *((each, ("", "nonsense", 3, True, ["fldb_ogd"]), "one of") for each in NAMES),
-        *((each, (3, 1.5, True, ["a"]), "a text") for each in TEXTS),
+        *((each, (3, 1.5, True, ["a"]), "a string") for each in TEXTS),
         *((each, (0, 1.0, "true", ""), "true or false") for each in SWITCHES),
     ):
         expected = f": must be {'a whole number' if name in WHOLE else valid}"

@@ -32,7 +32,7 @@ def read_by_hydra(override):
 
 def suggested(message):
     """Return the argument that a POSIX shell reads from the suggestion in a message."""
-    (argument,) = shlex.split(message.partition("; quoted it is ")[2])
+    (argument,) = shlex.split(message.partition("; write it as ")[2])
     return argument
 
 
@@ -72,7 +72,7 @@ def test_suggestions_are_short():
         ("hydra.run.dir=~/runs", f"hydra.run.dir={Path.home()}/runs"),
         ("tau=[1", ""),
     ):
-        assert hydra_config.quoting(text).removeprefix("; quoted it is ") == pasted
+        assert hydra_config.quoting(text).removeprefix("; write it as ") == pasted
 
 
 # --- configurations of the user -------------------------------------------------------------
