@@ -1,6 +1,6 @@
-"""`python -m clients.check`: measure how long this device takes to start the reply to a message.
+"""`fldb check`: measure how long this device takes to start the reply to a message.
 
-Flower starts a process for each message, and gives it up unless it reports within 30 seconds.
+Flower starts a process for each message, and abandons it if it does not report within 30 seconds.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fldb_flower.system.commands import Parser, ending_in_one_line
 LIMIT_SECONDS = 30
 """Flower's ``HEARTBEAT_DEFAULT_INTERVAL``."""
 SLOW_SECONDS = 10
-"""A message that takes longer to start is worth a warning: other processes make it slower."""
+"""Above this time, a warning is printed, since other processes slow the start down."""
 FLOWERS_IMPORTS = (
     "from importlib.metadata import entry_points\n"
     "next(iter(entry_points(group='console_scripts', name='flwr-clientapp'))).load()\n"
 )
 """Python code that imports what Flower's process for a message imports."""
 _MOST_SECONDS = 2 * LIMIT_SECONDS
-_ADVICE = "see 'A device never replies' in docs/deployment.md"
+_ADVICE = "see 'A device never replies' in docs/deployment/operation.md"
 
 
 def start_seconds(
     code: str = f"{FLOWERS_IMPORTS}import fldb_flower.client_app, clients.device, clients.relay",
 ) -> float:
-    """Return how long a process takes that imports what the reply to a message needs."""
+    """Return the duration of a process that imports what the reply to a message needs."""
     begin = time.perf_counter()
     try:
         done = subprocess.run(

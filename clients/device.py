@@ -66,8 +66,8 @@ class DeviceAgent(NumPyClient):
         """Store the estimate, and return statistics of the answers that are not acknowledged.
 
         The vectors and the ConfigRecords, as dictionaries, are those of
-        :mod:`fldb_flower.wire`. Nothing is stored of a broadcast that is not valid, or that
-        the device could not use.
+        :mod:`fldb_flower.wire`. Nothing is stored of a broadcast that is invalid or that the
+        device cannot use.
         """
         request = DeviceRequest.from_config(config)
         self._uploads.use(request.features)
@@ -78,7 +78,7 @@ class DeviceAgent(NumPyClient):
         self._uploads.check(broadcast)
         counted = request.counted
         if request.device != self.store.device_id:
-            # The server does not yet know this device, nor how many of its answers it has counted.
+            # The server knows neither this device nor how many of its answers it has counted.
             broadcast, counted = broadcast._replace(theta_hat=None, shares=False), 0
         end, held = request.upto if broadcast.learns else counted, (0, 0)
         if end < 0:

@@ -1,4 +1,4 @@
-"""What a device knows about its person: the server's estimate, and the answers in its store."""
+"""What a device knows about its user: the server's estimate, and the answers in its store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BLOCK = 100  # at least this many answers are known for each one that is predic
 
 
 class CommonLearner:
-    """theta_sync of FLDB-ONS or FLDB-OGD, and W or A with this device's answers not yet in it."""
+    """theta_sync of FLDB-ONS or FLDB-OGD, and W or A plus this device's uncounted answers."""
 
     def __init__(self, last: Synchronization, settings: Settings) -> None:
         self.settings, self.theta = settings, last.theta
@@ -131,8 +131,8 @@ class PersonalLearner:
     def share(self, known: Evidence, new: Evidence) -> ShareChange:
         """Learn from ``known`` and then ``new`` answers; return the share of all of them.
 
-        Each new answer is predicted, under each v, before it is learned from: with the posterior
-        given the answers before it, or all but the last hundredth of them. ``losses`` and
+        Each new answer is predicted, under each v, before it is learned from. The prediction uses
+        the posterior given the earlier answers, or all but the last 1% of them. ``losses`` and
         ``squares`` are sums over the new answers.
         """
         before, count = len(known.numbers), len(new.numbers)
@@ -197,7 +197,7 @@ def make_learner(
 ) -> CommonLearner | PersonalLearner:
     """Return a learner that knows the last broadcast and a store's answers.
 
-    The half-life is that of a device alone; a server's settings have their own.
+    The half-life is that of a device without a server; a server's settings have their own.
     """
     learner: CommonLearner | PersonalLearner
     if last is None:

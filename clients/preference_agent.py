@@ -40,6 +40,9 @@ PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 EXPIRE_AFTER = 7 * 24 * 3600.0
 """Seconds within which a duel can be answered, by default."""
 
+RECENT = 50
+"""Answers whose predictions are counted by :meth:`PreferenceAgent.predictions`."""
+
 MOST_SECONDS = 1e9
 """Largest ``expire_after``: about 31 years."""
 
@@ -48,8 +51,8 @@ MOST_SECONDS = 1e9
 class Duel:
     """Two arms to show.
 
-    The first arm is the favourite: show the two in random order, or a preference for a position is
-    learned as a preference for an arm.
+    The first arm is the favourite. Show the two in random order. Otherwise, a preference for a
+    position is learned as a preference for an arm.
 
     Attributes
     ----------
@@ -89,13 +92,13 @@ class Weights:
     Attributes
     ----------
     weights : list of float
-        theta, of d features, per unit of each feature.
+        The d coefficients of theta, per unit of each feature.
     deviations : list of float
-        A standard deviation of each weight.
+        The standard deviation of each weight.
     names : list of str or None
         Names of the features, if they have names.
     own : bool
-        True: the person's own theta, which each answer changes at once. False: the server's.
+        True: the person's own theta, updated after each answer. False: the server's estimate.
     scales : list of float
         A typical deviation of each feature. A weight times its scale does not depend on the unit of
         the feature.
@@ -123,27 +126,27 @@ class Weights:
 class PreferenceAgent:
     """An agent on a device: selects duels, stores answers and learns from them.
 
-    Answers count at once, with or without a server. If the device joins a federation later, its
-    earlier answers are uploaded too. Several agents, in different threads and processes, may use
-    one store. No method needs the network: the device's Flower client writes new estimates into the
-    store. An agent is also a context manager.
+    Answers take effect immediately, with or without a server. If the device joins a federation
+    later, its earlier answers are uploaded too. Several agents, in different threads and processes,
+    may use one store. No method needs the network: the device's Flower client writes new estimates
+    into the store. An agent is also a context manager.
 
     Parameters
     ----------
     path : str or Path
         The device's store; created if it does not exist.
     expire_after : float
-        Seconds within which a duel can be answered, counted while the device runs: setting its
-        clock does not make a duel expire. Seven days by default.
+        Seconds within which a duel can be answered, seven days by default. Only time in which the
+        device runs counts, so setting its clock does not make a duel expire.
     purpose : {"suggest", "rank"}
-        What duels are for. ``"suggest"``: the two arms shown are good ones, and the best arm is
-        found. ``"rank"``: all arms are ranked well after few duels, which show bad arms as well.
+        Purpose of the duels. ``"suggest"``: find the best arm, showing good arms only. ``"rank"``:
+        rank all arms well after few duels, which show bad arms as well.
     clock : callable
         Returns the time in seconds since 1970.
     half_life : float, optional
         Number of later answers after which an answer has half its weight, from 0.01 to 1e9, for
-        tastes that change. By default all answers weigh the same. After the first broadcast, the
-        server's setting ``half_life`` counts instead.
+        tastes that change. By default, all answers have the same weight. After the first broadcast,
+        the server's setting ``half_life`` applies instead.
 
     Raises
     ------
@@ -279,7 +282,7 @@ class PreferenceAgent:
         Raises
         ------
         DataError, UnknownDuelError, DuelExpiredError, ConflictingAnswerError
-            An argument is invalid, or the duel cannot be answered so.
+            An argument is invalid, or the duel cannot be answered in this way.
         """
         check_answer(duel_id, preferred)
         (result,) = self.store.record([(duel_id, PREFERENCES[preferred])])
@@ -297,12 +300,12 @@ class PreferenceAgent:
         return self.store.record([(duel, PREFERENCES[preferred]) for duel, preferred in checked])
 
     def undo(self, duel_id: str, *, shown: Proposal | None = None) -> str:
-        """Remove the last answer; its duel is open again, under another id, which is returned.
+        """Remove the last answer. Its duel is open again under a new id, which is returned.
 
-        The answer is no longer learned from. It can be undone until it is part of an upload to the
-        server (UndoError). The duel keeps neither keys nor contents, which were deleted when it was
-        answered: the application shows the two arms again, and records the answer with the other
-        id. A repeated request changes nothing, and returns the same id. ``shown`` is used by the
+        The answer no longer affects the estimate. It can be undone until it is part of an upload to
+        the server (UndoError). The duel has neither keys nor contents, which were deleted when it
+        was answered: the application shows the two arms again, and records the answer with the new
+        id. A repeated request changes nothing and returns the same id. ``shown`` is used by the
         local service, whose page shows the duel again: its proposal, with keys and contents.
         """
         check_answer(duel_id)
@@ -311,8 +314,8 @@ class PreferenceAgent:
     def skip(self, duel_id: str) -> None:
         """Remove an open duel without an answer; nothing is learned from it.
 
-        As long as this agent is open, it proposes other duels first. A tie is an answer instead:
-        the person compared the two arms, and likes both equally.
+        As long as this agent is open, it proposes other duels first. A tie, in contrast, is an
+        answer: the person compared the two arms and likes both equally.
         """
         check_answer(duel_id)
         self._skipped[duel_key(self.store.skip(duel_id))] += 1
@@ -320,9 +323,9 @@ class PreferenceAgent:
     def name_features(self, names: Sequence[str] | None) -> None:
         """Set the names of the d features; None removes them.
 
-        They are different texts of 1 to 1,000 characters, which :meth:`explain` returns, and the
+        They are distinct strings of 1 to 1,000 characters, which :meth:`explain` returns and the
         page of the local service shows. While their number is not d, the features have no names. If
-        the federation has names, others are refused: a device with other features takes no part.
+        the federation has names, others are refused: a device with other features cannot take part.
         """
         self.store.name_features(check_names(names, self.store.dimension))
 
@@ -352,7 +355,7 @@ class PreferenceAgent:
         return read_table(features, self.store.feature_names)
 
     def against_average(self, features: ArrayLike) -> FloatArray:
-        """Return how probably each arm is preferred to the average of all, with an interval.
+        """Return the probability that each arm is preferred to the average arm, with an interval.
 
         Parameters
         ----------
@@ -362,8 +365,8 @@ class PreferenceAgent:
         Returns
         -------
         ndarray of shape (K, 3)
-            The probability by the estimate, and the ends of its 95 % interval: of 1.96 deviations
-            of the difference in reward, which are those of :meth:`explain`.
+            The estimated probability, and the ends of its 95% interval: 1.96 standard deviations
+            of the difference in reward, with the deviations of :meth:`explain`.
 
         Examples
         --------
@@ -428,12 +431,12 @@ class PreferenceAgent:
     def status(self) -> dict[str, Any]:
         """Return the numbers of duels and answers, and the last estimate.
 
-        ``open``, ``answered`` and ``counted`` are numbers of duels of this device; ``sent`` is the
-        number of the last answer that is part of an upload; ``undoable`` is the id of the duel
-        whose answer can be undone, or None; ``needed`` is how many distinct duels the next upload
-        lacks, None before the first request, and ``minimum`` how many it has at least, absent
-        before. ``theta`` (d numbers), ``round``, ``duels`` (of all devices) and
-        ``received`` (seconds since 1970) are those of the last broadcast, or None.
+        ``open``, ``answered`` and ``counted`` are numbers of duels of this device. ``sent`` is the
+        number of the last answer that is part of an upload. ``undoable`` is the id of the duel
+        whose answer can be undone, or None. ``needed`` is the number of distinct duels that the
+        next upload lacks, None before the first request. ``minimum`` is the number that it must
+        have, absent before the first request. ``theta`` (d numbers), ``round``, ``duels`` (of all
+        devices) and ``received`` (seconds since 1970) are those of the last broadcast, or None.
         """
         store, last = self.store, self.store.synchronized()
         found: dict[str, Any] = {**store.counts(), "sent": store.sent, "needed": store.needed}
@@ -448,6 +451,26 @@ class PreferenceAgent:
         }
         names = ("round", "duels", "received")
         return found | {name: None if last is None else getattr(last, name) for name in names}
+
+    def predictions(self) -> dict[str, Any]:
+        """Return how many of the last 50 answers were predicted correctly.
+
+        ``answers`` is how many of them are left on the device. ``predicted`` of these had a
+        prediction when the duel was proposed, and are no ties. ``right`` predictions were correct,
+        and ``expected`` is the number that the estimate itself expected to be correct, the sum of
+        ``max(p, 1 - p)``. Duels are selected to be close, so it is far below ``predicted``.
+        """
+        store = self.store
+        with store.reading():
+            latest = store.answers(max(0, store.last - RECENT))
+        decided = np.isfinite(latest.predicted) & (latest.preferences != 0.5)
+        chances, won = latest.predicted[decided], latest.preferences[decided] > 0.5
+        return {
+            "answers": len(latest.numbers),
+            "predicted": len(chances),
+            "right": int(((chances > 0.5) == won).sum()),
+            "expected": float(np.maximum(chances, 1.0 - chances).sum()),
+        }
 
     def _expect(self, dimension: int) -> None:
         expected = self.store.dimension

@@ -20,7 +20,7 @@ from fldb_flower.errors import DataError, FederationError, SettingsError, one_li
 from fldb_flower.secure import KEY
 
 _URL = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\]):(\d{1,5})/?", re.ASCII)
-_SECONDS = 300.0  # for a reply; the vault waits 30 s for a locked store
+_SECONDS = 300.0  # time limit of a reply; the vault waits 30 s for a locked store
 _BINARY = "application/octet-stream"
 
 
@@ -29,7 +29,7 @@ def train(message: Message, context: Context) -> Message:
     config: Any = message.content.get("config")
     request = config.get(KEY) if isinstance(config, Mapping) else None
     if not isinstance(request, bytes):
-        raise DataError("the message is no request of a secure sum: this device takes no others")
+        raise DataError("the message is not a request of a secure sum, and no other is accepted")
     reply = ask_vault(request, context.node_config, context.node_id)
     return Message(RecordDict({"config": ConfigRecord({KEY: reply})}), reply_to=message)
 
@@ -47,7 +47,7 @@ def ask_vault(request: bytes, node_config: Mapping[str, Any], node: int) -> byte
         content = response.read()
     except (OSError, http.client.HTTPException) as reason:
         raise FederationError(
-            f"{where} does not reply: {reason}; it has to run, with fldb serve --vault FILE"
+            f"{where} does not reply: {reason}; start it with `fldb serve --vault FILE`"
         ) from None
     finally:
         connection.close()

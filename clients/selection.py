@@ -1,4 +1,4 @@
-"""How a device selects the two arms of a duel, by all that it knows at one moment."""
+"""How a device selects the two arms of a duel, by all that it knows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fldb_flower.settings import NONE
 from fldb_flower.system.process import one_blas_thread
 
 PURPOSES = ("suggest", "rank")
-"""What duels are for: few bad arms shown, or all arms ranked well."""
+"""Purposes of duels: few bad arms are shown, or all arms are ranked well."""
 
 CREDIBLE = 1.5
-"""Arms that may be best: within as many posterior standard deviations of the favourite."""
+"""Posterior standard deviations from the favourite within which an arm may be best."""
 
 MOST_COMPARED = 300
-"""Arms whose pairs are all compared; of more arms, as many are drawn at random."""
+"""Largest number of arms whose pairs are all compared; of more, this many are drawn at random."""
 
 
 class PairSelector:
@@ -46,11 +46,11 @@ class PairSelector:
       the information gained about theta, where p is the predicted probability and n how often the
       pair was answered or skipped. Regret is ignored.
 
-    An upload needs enough distinct duels, so pairs that were neither asked since the last upload
-    nor skipped come first, with every rule: otherwise the second arm is the best challenger among
-    those that are new with the first arm; if there is none, the first arm is the next best one that
-    has such a challenger. Two arms with the same features are no pair. Once all pairs were asked,
-    the rule selects among all; of skipped pairs, those that were skipped least often.
+    An upload needs enough distinct duels. With every rule, pairs that were neither asked since the
+    last upload nor skipped therefore come first. If the pair of the rule is not new, the second arm
+    is the best challenger that is new with the first arm. If there is none, the first arm is the
+    next best one with such a challenger. Two arms with the same features are not a pair. Once all
+    pairs were asked, the rule selects among all; of skipped pairs, among those skipped least often.
 
     ``skipped`` counts how often each duel was skipped, by its ``duel_key``. Lengths and estimates
     are of features divided by their scales (``DuelStore.features``).

@@ -98,7 +98,7 @@ def train(message: Message, context: Context) -> Message:
     """Answer one broadcast: the body of the ClientApp's ``@app.train()`` function.
 
     Any process may answer a node's next message with the state in the Context. A client that is
-    still in this process is used if no other process has answered since.
+    still in this process is reused if no other process has answered since.
     """
     if isinstance(context, LocalContext):
         if context.error is not None:

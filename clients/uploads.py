@@ -1,4 +1,4 @@
-"""What a device computes for a server from its store, and what it stores of a broadcast."""
+"""The uploads that a device computes from its store, and what it stores of a broadcast."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from clients.learning import PersonalLearner
 
 # Public limits of what a device uses, with features of at most 1e100: squares are then finite.
-_LARGEST_SUM = 1e250  # of sums of products of features
-_LARGEST_VARIANCE = 1e90  # of an entry of theta
+_LARGEST_SUM = 1e250  # largest sum of products of features
+_LARGEST_VARIANCE = 1e90  # largest variance of an entry of theta
 _LEAST_V, _LARGEST_V = 1e-12, 1e6  # in units of 1 / scale; estimates are from 1e-3 to 10
 _MOST_AGENTS = 1e15  # each M_i is at most I / v
-_MOST_LOGIT = 1e3  # of a typical duel
+_MOST_LOGIT = 1e3  # largest logit of a typical duel
 
 _LOG = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class UploadMaker:
     def report(self, broadcast: Broadcast, known: Evidence, new: Evidence) -> AnyUpload:
         """Return the statistics of a person for a report of secure sums, which limits its length.
 
-        Those of new answers; with shares, the whole share, and the log losses of new answers.
+        They cover new answers; with shares, the whole share and the log losses of new answers.
         """
         known, new = known.scaled(self._scales), new.scaled(self._scales)
         if not broadcast.shares:
@@ -125,9 +125,9 @@ class UploadMaker:
     def _private(self, broadcast: Broadcast, duels: Evidence, start: int, end: int) -> AnyUpload:
         """Return the statistics of clipped differences, with the limit on a person.
 
-        They are zeros if they cannot be computed: that may depend on the answers, and a refusal
+        They are zeros if they cannot be computed: this may depend on the answers, and a refusal
         would be observed without noise. Numbers of answers are public. Whole shares are returned
-        and none is stored: with noise, it is not known what the server's sums contain of them.
+        and none is stored: with noise, the part of them in the server's sums is unknown.
         """
         settings, count = self._settings, len(duels.numbers)
         assert settings.clip is not None

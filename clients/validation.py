@@ -1,4 +1,4 @@
-"""What applications send, to :class:`PreferenceAgent` or to the service: one schema for both.
+"""The schema of what applications send to :class:`PreferenceAgent` or to the service.
 
 Both report the first error with :func:`first_error`, so that an invalid value gives the same
 message in both. The ``check`` functions are those of :class:`PreferenceAgent`.
@@ -97,7 +97,7 @@ Features = Annotated[
 
 
 class Content(Model):
-    """What the page shows of an arm: a text, an image or both."""
+    """What the page shows of an arm: text, an image or both."""
 
     text: Text = None
     image: Image = None
@@ -240,7 +240,7 @@ def read_table(features: Any, names: Sequence[str] | None) -> Table:
     if sorted(used, key=str) != sorted(given, key=str):
         missing, unknown = Counter(used) - Counter(given), Counter(given) - Counter(used)
         found = [f"{', '.join(each)} {kind}" for each, kind in (
-            (missing, "missing"), (unknown, "unknown or there twice"),
+            (missing, "missing"), (unknown, "unknown or duplicated"),
         ) if each]  # fmt: skip
         valid = f"must be {', '.join(used)}"
         raise DataError(one_line(f"features: columns {'; '.join(found)}; {valid}"))

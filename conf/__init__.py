@@ -1,1 +1,1 @@
-"""Hydra configuration: choices among the settings that fldb_flower/settings.py declares."""
+"""Hydra configuration: choices among the settings declared in fldb_flower/settings."""

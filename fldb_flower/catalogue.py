@@ -1,7 +1,7 @@
-"""Algorithms, selection rules and environments by name, and what others know of them.
+"""Algorithms, selection rules and environments by name, and the facts declared about them.
 
 Each is declared here, in one line, and looked up by name everywhere else. Code outside the
-package adds its own before it builds its settings. Modules are imported on first use.
+package registers its own before it builds settings. Modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Catalogue(dict[str, Entry]):
             ) from error
 
     def register(self, name: str, target: Any = None, **facts: Any) -> Callable[[T], T]:
-        """Add ``target``, in place of one added before; return a decorator that adds another."""
+        """Add ``target``, replacing an earlier one; return a decorator that adds another."""
         if not isinstance(name, str):
             _refuse(name, 'the first argument must be the name, as in @register_algorithm("mine")')
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -161,13 +161,13 @@ def register_algorithm(
     name : str
         Value of the setting ``algorithm``, in snake_case.
     agents : {"common", "local", "personal", "uniform", "pooled"}
-        How agents select: by the server's estimate, their own, their own with a prior, chance, or
-        the class attribute ``policy`` of the algorithm, for all agents at once
+        Estimate by which agents select: the server's, their own, their own with a prior, or none.
+        With ``pooled``, the algorithm's class attribute ``policy`` selects for all agents at once
         (``engine=vectorized`` only).
     keeps_duels : bool
         Whether agents keep counted duels, for exchanges with ``scope="all"``.
     online : bool
-        Whether a round needs its fresh duels only. ``mode=devices`` and ``robust`` require it.
+        Whether a round needs only its fresh duels. ``mode=devices`` and ``robust`` require it.
     scheduled : bool
         Whether ``tau`` and ``schedule`` determine the rounds, and results depend on them.
     exchanges : {"none", "one", "several_first", "several"}

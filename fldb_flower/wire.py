@@ -1,8 +1,8 @@
 """Broadcasts and uploads as one vector and one header of integers each, and as Flower's records.
 
 Parsing array headers is most of the cost of a small message, so a message holds a single array.
-Symmetric matrices travel as their upper triangle, or in another form of
-:mod:`fldb_flower.linalg.linear`: half the bytes, and an upload cannot be asymmetric.
+Symmetric matrices are sent as their upper triangle, or in another form of
+:mod:`fldb_flower.linalg.linear`. This halves the bytes, and an upload cannot be asymmetric.
 
 Broadcast vector: theta_hat (d) if statistics are requested; then theta_sync (d) and the triangle
 of W_sync, or A of FLDB-ONS (d (d + 1) / 2), if agents select arms with the server's estimate. With
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _COMMON, _PERSONAL, _SHAPED = 1, 2, 3  # kinds of estimates and, but the last, of statistics
 _LARGEST_COUNT = 2**53  # sums of many counts still fit into the 64 bits of Flower's integers
 _MIB = 2**20
-_HEADER_BYTES = 128  # of a vector's .npy
+_HEADER_BYTES = 128  # size of the header of a vector's .npy
 
 
 def _counts(numbers: Any, length: int) -> list[int]:
@@ -93,7 +93,7 @@ class BroadcastHeader(NamedTuple):
                 " versions of fldb-flower; nothing was sent"
             ) from None
         if header.estimate > _SHAPED or header.statistics > _PERSONAL or max(header[4:]) > 1:
-            raise DataError(f"the server's broadcast has the header {list(header)}: not known")
+            raise DataError(f"the server's broadcast has an unknown header, {list(header)}")
         return header
 
 
@@ -108,7 +108,7 @@ class UploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> UploadHeader:
-        """Return the numbers of a reply; raise TypeError or ValueError if they are none."""
+        """Return the numbers of a reply; raise TypeError or ValueError if they are invalid."""
         return cls._make(_counts(numbers, len(cls._fields)))
 
 
@@ -119,7 +119,7 @@ class DeviceRequest(NamedTuple):
     counted: int  # number of the last answer that the server has counted
     device: str  # that ``counted`` refers to; a device with another id replies with its id only
     upto: int  # the last answer to cover if the same duels are asked about again, else -1
-    duels: int  # of all devices, that the estimate is based on
+    duels: int  # duels of all devices on which the estimate is based
     features: Features | None = None  # of the federation, as text
 
     @classmethod
@@ -158,7 +158,7 @@ class DeviceUploadHeader(NamedTuple):
 
     @classmethod
     def from_counts(cls, numbers: Any) -> DeviceUploadHeader:
-        """Return the numbers of a reply; raise TypeError or ValueError if they are none."""
+        """Return the numbers of a reply; raise TypeError or ValueError if they are invalid."""
         return cls._make(_counts(numbers, len(cls._fields)))
 
 

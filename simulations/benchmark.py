@@ -1,8 +1,9 @@
-"""`python -m simulations.benchmark`: time each algorithm on this machine.
+"""`fldb benchmark`: time each algorithm on this machine.
 
-The table has seconds of runs with N=100, T=500, K=10, d=5 and tau=1 on the vectorized engine, and
-the medians of their ratios to lower bounds, measured alternately: drawing as many random numbers as
-a run, at once or from the streams of each agent, and passing over all duels in each iteration.
+The table shows the seconds of runs with N=100, T=500, K=10, d=5 and tau=1 on the vectorized engine,
+and the medians of their ratios to lower bounds, measured alternately. The lower bounds are drawing
+as many random numbers as a run, at once or from the streams of each agent, and passing over all
+duels in each iteration.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def draw_by_agent(chosen: Settings) -> None:
 
 
 def pass_over_duels(chosen: Settings) -> None:
-    """Compute gradient and Hessian of all duels in each iteration: a lower bound of FLDB-GD."""
+    """Compute gradient and Hessian of all duels in each iteration: a lower bound for FLDB-GD."""
     generator = np.random.default_rng(chosen.seed)
     count, d = chosen.num_agents, chosen.dimension
     duels = generator.standard_normal((count * chosen.horizon, d))

@@ -1,11 +1,12 @@
-"""`python -m simulations.demo`: a federation of devices on this machine, with simulated users.
+"""`fldb demo`: a federation of devices on this machine, with simulated users.
 
 Starts a SuperLink, SuperNodes and preference services as on real devices (TLS, keys). Simulated
-users answer duels between drinks. Each step of the start, each exchange and each round is
-printed. One device is yours: open its page and answer duels too. Ctrl-C stops everything.
+users answer duels between drinks. The steps of the start, the exchanges of the first round, and
+each round are printed. One device is yours: open its page and answer duels too. Ctrl-C stops
+everything.
 
-With ``--secure``, the server reads sums with noise only, with a helper that is one more process.
-Noise that hides anybody needs hundreds of devices, so a few devices have a large epsilon.
+With ``--secure``, the server obtains only noisy sums, with the help of one more process, the
+helper. Noise that protects people needs hundreds of devices, so the demo uses a large epsilon.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ _WAITS = re.compile(
 _EXCHANGE = re.compile(r"(round \d+), exchange (\d+): .* have replied")
 _FIRST_EXCHANGES = 8  # about as many in the first round, until the minimisation has converged
 _NODE_CONFIG = {"min-duels-per-upload": 2}  # uploads start early; no data leaves this machine
-_EPSILON = 50.0  # with --secure: it protects nobody
+_EPSILON = 50.0  # with --secure; protects nobody
 _SECURE_ROUNDS = 20  # the noise depends on their number
 _DEVICES, _SECURE_DEVICES, _PEOPLE = 3, 6, 2  # by default
 _CLIP = math.sqrt(len(FEATURES))  # features are from -1 to 1
@@ -132,11 +133,8 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
             csv.writer(table).writerows([("arm", "text", *FEATURES), *rows])
         _say(f"the logs are in {federation.folder / 'logs'}")
         if arguments.secure:
-            _say(
-                f"secure sums with epsilon={_EPSILON:g}: it protects nobody, and shows how the"
-                " parts work; for epsilon=3, hundreds of devices are needed"
-            )
-            _say("the helper runs on this machine; in a deployment, somebody else runs it")
+            _say(f"secure sums with epsilon={_EPSILON:g}, a limit too large to protect anybody")
+            _say("for epsilon=3, hundreds of devices are needed, and another party runs the helper")
         federation.start(_say)
         taken = federation.devices[: arguments.people]
         stop = threading.Event()
@@ -152,8 +150,10 @@ def demonstrate(arguments: argparse.Namespace, folder: Path) -> None:
             (federation.results / _SUMMARY).unlink(missing_ok=True)  # of an earlier demo
             rounds = "each is one report of every device"
             if not arguments.secure:
-                rounds = "the first one takes several exchanges"
+                rounds = f"the first one takes about {_FIRST_EXCHANGES} exchanges"
             _say(f"starting the rounds; {rounds}")
+            if taken:
+                _say("correct: pairs of drinks that the estimate orders as the simulated users do")
             run = federation.run(
                 algorithm="fldb-ons",
                 **({"privacy_clip": _CLIP} if arguments.secure else {}),
@@ -175,13 +175,12 @@ def report(
     deadline = time.monotonic() + (60 * arguments.minutes if arguments.minutes else np.inf)
     before = seen = len(federation.rounds())
     of = f" of {before + arguments.rounds}" if arguments.rounds else ""
-    first = 1 if arguments.secure else _FIRST_EXCHANGES
     printed, state = 0, ""
     while time.monotonic() < deadline:
         ended = not run.is_running
         waits = _WAITS.findall(run.output())
         for line in waits[printed:]:
-            if (shown := progress(line, of, first)) != state:
+            if (shown := progress(line, of)) != state and shown:
                 _say(shown)
             state = shown
         printed = len(waits)
@@ -189,9 +188,8 @@ def report(
         rows = federation.rounds()[: model["round"]] if model else []
         for row in rows[seen:]:
             line = f"round {row['round']}{of}: {_line(row)}"
-            if model and not any(map(_answers, federation.devices[arguments.people :])):
-                cosine = _cosine(model["theta_sync"], theta)
-                line += f", cosine to the hidden theta {cosine:.3f}"
+            if model and arguments.people:
+                line += f"; {correct(model['theta_sync'], theta):.0%} of all pairs correct"
             _say(line)
         seen = len(rows)
         if ended and not (federation.results / _SUMMARY).exists():
@@ -202,39 +200,32 @@ def report(
         time.sleep(_POLL_SECONDS)
 
 
-def progress(line: str, of: str, first: int) -> str:
-    """Return a line of the server about a wait without what changes during the wait.
+def progress(line: str, of: str) -> str:
+    """Return a line of the server about a wait without the parts that change in it.
 
-    ``of`` is the text after the number of a round, and ``first`` the number of exchanges that the
-    first round takes.
+    ``of`` is the text after the number of a round. A later round is one exchange, and its wait has
+    no line of its own.
     """
     found = _EXCHANGE.match(line)
     if found is None:
         return line.partition(", waiting up to")[0]
     name, count = found[1], int(found[2])
-    most = max(count, first if name == "round 1" else 1)
-    return f"{name}{of}: exchange {count} of about {most}"
+    return f"{name}{of}: exchange {count}" if name == "round 1" else ""
 
 
 def _line(row: dict[str, str]) -> str:
+    devices = f"{row['contributed']} of {row['asked']} devices"
     if not row["predicted"]:
-        devices, duels = row["contributed"], row["duels"]
-        return f"the server learns a noisy sum over {devices} devices, with about {duels} duels"
-    agreement = f"{float(row['agreement']):.0%} as predicted" if row["agreement"] else "no forecast"
-    share = int(row["contributed"]) / int(row["asked"])
-    return f"{row['duels']} duels, {share:.0%} of the devices took part, {agreement}"
+        return f"a noisy sum over {devices}, about {row['duels']} duels"
+    return f"{row['duels']} duels, {devices}"
 
 
-def _answers(device: Device) -> int:
-    try:
-        return int(device.ask("/status")["answered"])
-    except FederationError:
-        return 0
-
-
-def _cosine(found: Sequence[float], theta: FloatArray) -> float:
-    lengths = float(np.linalg.norm(found) * np.linalg.norm(theta))
-    return float(found @ theta) / lengths if lengths else 0.0
+def correct(found: Sequence[float], theta: FloatArray) -> float:
+    """Return the share of all pairs of drinks that an estimate, (d,), orders as ``theta`` does."""
+    features = np.array([arm["features"] for arm in arms()])
+    first, second = np.triu_indices(len(features), 1)
+    differences = features[first] - features[second]
+    return float(np.mean((differences @ np.array(found) > 0) == (differences @ theta > 0)))
 
 
 def _say(line: str) -> None:
@@ -247,7 +238,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     count = bounded(int, 0)
     add(
         "--secure", action="store_true",
-        help="secure sums: the server reads sums with noise only",
+        help="secure sums: the server obtains only noisy sums",
     )  # fmt: skip
     add(
         "--devices", type=bounded(int, 1), metavar="N",

@@ -150,9 +150,9 @@ class Device(LocalProcess):
 class LocalFederation:
     """A SuperLink and devices on this machine.
 
-    Keys, logs, stores and results are in a folder that only this user can read; one that was used
-    before is resumed. ``node_config`` has settings of the devices' owners, and ``options`` those of
-    the SuperLink, which by default accepts registered keys only.
+    Keys, logs, stores and results are in a folder that only this user can read. An existing
+    federation in it is resumed. ``node_config`` has the settings of the devices' owners, and
+    ``options`` those of the SuperLink, which by default accepts only registered keys.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class LocalFederation:
         services = [device.service for device in self.devices]
         for part in (self.superlink, *self.devices, *services, *helpers):
             if not part.is_running:
-                raise FederationError(f"{part.name} is needed and does not run: {part.end()}")
+                raise FederationError(f"{part.name} is needed but is not running: {part.end()}")
 
     def model(self) -> dict[str, Any] | None:
         """Return the content of model.json; None before the first round."""

@@ -27,9 +27,9 @@ def map_in_processes(
 ) -> list[_R]:
     """Return the results of the calls; any exception, such as Ctrl-C, ends the processes at once.
 
-    By default, there is one process per processor. They share the processors: a run in one of them
-    starts no others than for its part. ``on_done`` is called after each call; by default, the
-    progress is shown.
+    By default, there is one process per processor. A run in one of them starts processes only for
+    its share of the processors. ``on_done`` is called after each call; by default, the progress is
+    shown.
     """
     others, processes = set(multiprocessing.active_children()), processes or os.cpu_count() or 1
     with ProcessPoolExecutor(processes, context, share_processors, (processes,)) as pool:

@@ -1,4 +1,4 @@
-"""`python -m simulations.rank FILE`: a ranking of items from comparisons.
+"""`fldb rank FILE`: a ranking of items from comparisons.
 
 FILE has a row per comparison: winner,loser or first,second,preference. person, tie and count are
 optional columns.
@@ -50,7 +50,7 @@ def text_of(ranking: Ranking) -> str:
         f"{right:.0%} of winners (log loss {loss:.3f})"
         for right, loss in zip(ranking.accuracy, ranking.log_loss, strict=True)
     )
-    lines += ["", f"The ranking predicts {common} of comparisons that it has not seen."]
+    lines += ["", f"For comparisons that it has not seen, the ranking predicts {common}."]
     if ranking.variance is not None:
         deviation = math.sqrt(ranking.variance)
         differ = f"Utilities of people differ with standard deviation {deviation:.2f}"

@@ -26,7 +26,7 @@ from fldb_flower.wire import UploadError, encode_broadcast, pack_vector
 
 IN_MEMORY_POLL_SECONDS = 0.01  # Flower's in-memory grid sleeps 0.1 s
 NETWORK_POLL_SECONDS = 0.2  # Flower's network grid sleeps 3 s
-MAX_TRIES = 100  # where nothing is waited for
+MAX_TRIES = 100  # for grids that do not wait
 _CONNECT_POLL_SECONDS = 0.1
 _MAX_REASON = 300  # characters
 _MOST_SHOWN = 3  # names in a line of the log
@@ -35,7 +35,7 @@ _OWN_ERRORS = "fldb_flower.errors."
 _LOG = getLogger("flwr")
 
 Watch = Callable[[int, float], None]
-"""Called while replies are awaited, with the number of missing replies and the seconds left."""
+"""Called while waiting for replies, with the number of missing replies and the seconds left."""
 
 
 class Contribution(NamedTuple):
@@ -50,10 +50,10 @@ class Channel(ABC):
     """Nodes of one kind (simulated agents, devices, devices in secure sums) and one exchange.
 
     For each exchange, ``DuelingStrategy`` calls :meth:`open`, then :meth:`send` and
-    :meth:`receive` until :meth:`tries_again` returns False, and then :meth:`close`. A reply is
-    valid by itself (:meth:`check`), among the other uploads (``federation/plausibility.py``), and
-    if nobody else claims the identity of its node (:meth:`disputes`). The result does not depend
-    on the order of the replies.
+    :meth:`receive` until :meth:`tries_again` returns False, and then :meth:`close`. A reply counts
+    if it is valid (:meth:`check`), plausible (``federation/plausibility.py``), and no other node
+    claims the identity of its node (:meth:`disputes`). The result does not depend on the order of
+    the replies.
     """
 
     sees_uploads: ClassVar[bool] = True
@@ -79,11 +79,11 @@ class Channel(ABC):
     # Which nodes are connected, and which of them are asked.
 
     def connect(self, grid: Grid, timeout: float | None = None) -> None:
-        """Use a grid, and wait for replies for so many seconds, in all following exchanges.
+        """Use a grid, and wait up to ``timeout`` seconds for replies, in all following exchanges.
 
-        A grid may define ``poll_seconds``, the pause between two looks for replies; with 0, replies
-        are there once messages are sent. Flower's in-memory grid is recognised by its
-        ``pull_interval``. Any other grid is a network.
+        A grid may define ``poll_seconds``, the pause between two polls for replies; 0 means that
+        replies are available once messages are sent. Flower's in-memory grid is recognised by its
+        ``pull_interval``. Any other grid is treated as a network.
         """
         self.timeout = self.settings.reply_timeout if timeout is None else timeout
         self.grid, in_memory = grid, hasattr(grid, "pull_interval")
@@ -281,8 +281,8 @@ class Channel(ABC):
     def tries_again(self) -> bool:
         """Return whether nodes are asked again, after a pause.
 
-        They are for ``node_wait`` seconds. If the grid does not wait for replies, the number of
-        tries is limited as well. Newcomers are asked without a pause.
+        They are asked for up to ``node_wait`` seconds. If the grid does not wait for replies, the
+        number of tries is limited as well. Newcomers are asked without a pause.
         """
         if self.newcomers:
             return True
@@ -309,7 +309,7 @@ class Channel(ABC):
         if count < self._least and self.sees_uploads:
             why = "; ".join(lines) or "the others did not reply"
             raise (RoundAbandonedError if play is None else FederationError)(
-                f"{count} of {asked} nodes answered usably in exchange {self.number},"
+                f"{count} of {asked} nodes sent usable replies in exchange {self.number},"
                 f" quorum={self.settings.quorum:g}: {why}"
             )
         for line in lines:

@@ -31,14 +31,14 @@ from strategies.helper_client import HelperClient
 from strategies.secure import PlannedExchanges, SecureChannel
 
 CONFIG, ROUNDS, UPLOADS, DEMAND = "config.json", "rounds.csv", "uploads.csv", "round-now"
-REPORT_SECONDS = 15.0  # between two lines about one wait
+REPORT_SECONDS = 15.0  # time between two lines about one wait
 RETRY_SECONDS = 1.0  # least pause after a round that could not be counted
 _DUE_POLL_SECONDS = 0.2
 _CONNECT_POLL_SECONDS = 0.5
 SPREAD = 1e4
 """Ratio of the largest and the smallest entry of W's diagonal above which the server warns."""
 FALLS = 3
-"""Rounds in a row in which fewer predictions were right, after which the server warns."""
+"""Number of consecutive rounds with falling accuracy after which the server warns."""
 _LEAST_ROUNDS = 10  # with secure sums: an exchange may cost a tenth of a device's budget
 _MAY_DIFFER = re.compile(  # between two runs of one federation
     r"(environment|schedule|devices)(-.*)?|output-dir|resume|quorum|node-wait|reply-timeout|plot"
@@ -166,8 +166,8 @@ class DeviceServer:
     """Runs rounds with devices, and writes each one to disk before it is acknowledged.
 
     A round is counted once its checkpoint is written. The next broadcast acknowledges it to the
-    devices. If the server is killed, it resumes from the last checkpoint, and the devices
-    still keep every answer that is not in it. ``say`` prints one line.
+    devices. A killed server resumes from the last checkpoint, and the devices still have every
+    answer that is not in it. ``say`` prints one line.
     """
 
     def __init__(
@@ -183,6 +183,7 @@ class DeviceServer:
         self._asked = 0  # devices, in this wait
         self._sends_last = False
         self._is_warned = self._settings.is_private or devices.features is not None  # about units
+        self._is_explained = False  # what the share of correct predictions means
         self._predicted: list[Tally] = []  # of the last rounds with predictions
         self.round = directory.restore(self.strategy, devices)  # the last one that was counted
         if self.round:
@@ -194,8 +195,8 @@ class DeviceServer:
         A round begins when it is due and enough devices are connected. A missed quorum or a lack
         of new answers is reported, and the round is tried again when the next one is due.
 
-        With privacy, ``devices-rounds`` is the number of rounds of the federation, of all its runs,
-        and so many sums are opened at most. A sum that was opened without a round counts as well.
+        With privacy, ``devices-rounds`` is the number of rounds in all runs of the federation, and
+        the largest number of opened sums. A sum that was opened without a round counts as well.
         """
         chosen, is_private = self._settings.devices, self._settings.is_private
         self.devices.connect(grid)
@@ -270,6 +271,9 @@ class DeviceServer:
             "rejected": "; ".join(line for each in exchanges for line in each.rejected),
         }
         self.directory.commit(row, strategy, self.devices)
+        if agreement is not None and not self._is_explained:
+            self._is_explained = True
+            self._say("devices show pairs that are close, so about 50% as predicted is normal")
         self._say(
             f"round {number}: {counted.duels} duels of {len(counted.uploads)} devices"
             f"{'' if agreement is None else f', {agreement:.0%} as predicted'};"
@@ -280,7 +284,7 @@ class DeviceServer:
         return True
 
     def advise(self, counted: Tally) -> None:
-        """Say what to change if units spoil the estimate, or if predictions get worse."""
+        """Print advice if the estimate depends on units, or if predictions get worse."""
         matrix = np.asarray(self.strategy.algorithm.information)
         squares = matrix if matrix.ndim == 1 else np.diagonal(matrix)
         ridge = self._settings.ridge / self._settings.kappa_mu  # alone if a feature never varied
@@ -309,7 +313,7 @@ class DeviceServer:
             )
 
     def _send_estimate(self) -> None:
-        """Send the last estimate, so that devices do not have to wait for another run."""
+        """Send the last estimate; otherwise, devices would receive it in the next run."""
         self._sends_last = True
         play = self.strategy.algorithm.play(device_round(self.round))
         try:

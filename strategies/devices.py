@@ -19,30 +19,30 @@ from fldb_flower.wire import DeviceUploadHeader, UploadError, decode_upload, unp
 from strategies.channel import Channel, Contribution, rivals
 
 _DEVICE_ID = re.compile(r"[0-9a-f]{32}")
-_MOST_BYTES = 2**28  # of the file of features
+_MOST_BYTES = 2**28  # largest size of the file of features
 _NEW = -1  # `upto`: the device decides where its upload ends
 
 
 class Tally(NamedTuple):
     """What one round counted.
 
-    ``uploads`` has the name of each device and the answers counted: those after the first number,
-    up to the second. The server of a secure sum does not know these numbers, nor predictions.
+    ``uploads`` has the name of each device and the range of its counted answers: after the first
+    number, up to the second. The server of a secure sum does not know them, nor predictions.
     """
 
     duels: int = 0
     uploads: tuple[tuple[str, int | None, int | None], ...] = ()
     predicted: Any = None  # duels whose preference was predicted, if it is known
     agreed: Any = None  # and those of them where people confirmed the prediction
-    held_back: str = ""  # which answers devices hold back for a later upload, in words
+    held_back: str = ""  # description of the answers that devices hold back for a later upload
 
 
 class DeviceChannel(Channel):
     """The devices of a federation; their number is unknown and changes.
 
-    Only the device and the server know the id of its store. So a device keeps its identity when its
-    key, its SuperNode or the SuperLink's database changes, and another device cannot take it. A
-    device stays at its node while that node is connected and claims nothing else.
+    Only the device and the server know the id of its store. A device therefore keeps its identity
+    if its key, its SuperNode or the SuperLink's database changes, and no other device can take it.
+    A device stays at its node while that node is connected and claims no other device.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -176,7 +176,7 @@ class DeviceChannel(Channel):
         self.duels += self.tally.duels
 
     def _held_back(self) -> str:
-        """Return in words which answers devices hold back and why; empty if there are none."""
+        """Describe the answers that devices hold back, and why; empty if there are none."""
         headers = [each.claim for each in self.contributions.values() if each.claim.held]
         if not headers:
             return ""

@@ -36,8 +36,8 @@ class DuelingStrategy(Federation, Strategy):
 
     An exchange repeats :meth:`configure_train`, messages and :meth:`aggregate_train` until enough
     nodes have contributed. Replies are checked, and summed in an order that does not depend on
-    their arrival. Duels are acknowledged node by node, so a lost, late or repeated reply loses no
-    duel and counts none twice.
+    their arrival. Duels are acknowledged node by node. No duel is lost or counted twice if a reply
+    is lost, late or repeated.
 
     Parameters
     ----------

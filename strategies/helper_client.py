@@ -18,7 +18,7 @@ from fldb_flower.secure.protocol import (
 )
 
 _RETRY_SECONDS = 1.0
-_SECONDS = 600.0  # for one reply: the noise of the largest answer takes minutes
+_SECONDS = 600.0  # time limit of a reply: the noise of the largest answer takes minutes
 _MOST_OF_KEY = 2**16
 _UNUSABLE = (ValueError, KeyError, TypeError, RecursionError, DataError, SecureError)
 

@@ -77,7 +77,7 @@ MOST_PARTS = 2**18
 FAR = 8.0
 """Standard deviations of noise beyond which a sum is out of range: one in 10^15 values."""
 
-_MOST_NAMES = 3  # in a line of the log
+_MOST_NAMES = 3  # names in a line of the log
 _STEP = 2.0  # largest factor of the rate in one exchange
 _LOG = getLogger("flwr")
 
@@ -85,9 +85,9 @@ _LOG = getLogger("flwr")
 class PlannedExchanges:
     """Counts the exchanges of a federation, which are as many as planned (``devices.rounds``).
 
-    An exchange counts before a device is asked, because devices charge their ledgers then. The
-    count is stored first, so a server that is killed makes none more than planned. Exchanges with
-    other noise cannot be counted together with those that are planned, so they are refused.
+    An exchange is counted before a device is asked, because devices then charge their ledgers. The
+    count is stored first, so a killed server never exceeds the plan. Exchanges with other noise
+    cannot be counted together with planned ones and are refused.
     """
 
     def __init__(self, settings: Settings, history: Counts, directory: ResultsDirectory) -> None:
@@ -114,9 +114,9 @@ class PlannedExchanges:
     def spend(self, number: int) -> int:
         """Count one more exchange, durably, and return its number; PrivacyError if none is left.
 
-        It is the given number, if that is later than those of all exchanges so far; else the next
-        one. So none is used twice, also after a kill and with a clock that was set back: the server
-        would add other noise to the same answer of the helper.
+        It is the given number, or the next one if an exchange so far has a later number. No number
+        is therefore used twice, even after a kill or with a clock that was set back. Otherwise, the
+        server would add other noise to the same answer of the helper.
         """
         ahead = self._number - number
         if ahead > 1000 * AHEAD_SECONDS:
@@ -139,9 +139,9 @@ class PlannedExchanges:
 class NoisySums:
     """The sums of the reports of one exchange.
 
-    The server adds noise to each answer of the helper, of the same size, before it looks at it.
-    The helper knows its own noise, and can shift an answer: without the server's noise, it could
-    read exact numbers from the estimates that are published.
+    The server adds noise of the same size to each answer of the helper before it uses it. The
+    helper knows its own noise and can shift an answer. Without the server's noise, it could compute
+    exact numbers from the published estimates.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class NoisySums:
     def total(self, reports: list[Contribution]) -> tuple[FloatArray, list[Contribution]]:
         """Return the sum of the reports in units of length, and those that are in it.
 
-        Reports that are further out than honest ones can be are left out; RoundAbandonedError if
-        none is left. The sum is shortened to the length that so many reports can have.
+        Reports that are larger than honest ones can be are left out; RoundAbandonedError if none is
+        left. The sum is shortened to the maximum length for this number of reports.
         """
         (values,), included = self._ask("sum", [self._in_range(reports)])
         length = float(np.linalg.norm(values))
@@ -227,8 +227,8 @@ def _names(reports: list[Contribution]) -> str:
 class SecureChannel(DeviceChannel):
     """The devices of a federation with secure sums: the server reads noisy sums of their reports.
 
-    An exchange that cannot be finished is given up. Its number is not used again, so no answer of
-    the helper is read twice, with other noise of the server. The devices send their answers again,
+    An exchange that cannot be finished is abandoned. Its number is not used again: no answer of the
+    helper is read twice with different noise of the server. The devices send their answers again
     under another number.
 
     ``task`` is that of ``fldb_flower.secure.protocol.task_of``. ``noise`` returns discrete Gaussian
@@ -397,7 +397,7 @@ class SecureChannel(DeviceChannel):
         return {part: units[part] for part in parts_of(broadcast)}
 
     def _rounds(self, broadcast: Broadcast) -> int:
-        """Return how many rounds the number of duels in a report is of: all, with shares."""
+        """Return the number of rounds that the duels in a report cover: all, with shares."""
         play = broadcast.play
         return play.last if broadcast.shares and play is not None else 1
 

@@ -1,5 +1,5 @@
-"""The helper of secure sums, a service that somebody else than the operator of the server runs.
+"""The helper of secure sums, a service that is not run by the operator of the server.
 
-It opens the seeds of reports and returns sums of their masks with noise
-(:mod:`fldb_flower.secure.protocol`). It knows no algorithm, and sees neither numbers nor devices.
+It opens the seeds of reports and returns noisy sums of their masks
+(:mod:`fldb_flower.secure.protocol`). It knows neither the algorithm, the numbers nor the devices.
 """

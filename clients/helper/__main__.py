@@ -1,4 +1,4 @@
-"""`python -m clients.helper --key FILE --dir DIR`: the helper of secure sums."""
+"""`fldb helper --key FILE --dir DIR`: the helper of secure sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ if __name__ == "__main__":  # before slow imports
     from fldb_flower.system import startup
 
     startup.begin()
-    startup.require("python -m clients.helper", *startup.SERVICE_EXTRA)
+    startup.require("fldb helper", *startup.SERVICE_EXTRA)
 
 import argparse
 import asyncio
@@ -37,13 +37,13 @@ MOST_BYTES = 80 * 2**20
 BODY_SECONDS = 120.0
 """Time limit for the body of a request."""
 
-_STOP_SECONDS = 40  # for open requests
+_STOP_SECONDS = 40  # time for open requests to end
 _KEY_SECONDS = 3600.0  # between two removals of expired keys
 _COUNTS = {
     "answers": "Answers that were computed.",
     "refused": "Requests that were refused.",
     "opened": "Reports that were opened.",
-    "dropped": "Reports that did not open, or were repeated.",
+    "dropped": "Reports that could not be opened or were repeated.",
 }
 
 
@@ -80,7 +80,7 @@ def create_app(helper: Helper, token: str) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        """Counters for Prometheus. No times: that of drawing noise depends on the noise."""
+        """Counters for Prometheus, without times: the time to draw noise depends on the noise."""
         lines = (
             f"# HELP fldb_helper_{name}_total {text}\n# TYPE fldb_helper_{name}_total counter\n"
             f"fldb_helper_{name}_total {helper.counts[name]}\n"
@@ -105,7 +105,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dir", "folder of the answers; created if missing", "DIR", required=True)
     add("--host", "address to listen on (%(default)s)", None, type=str, default="127.0.0.1")
     port, reports = bounded(int, 0, 65535), bounded(int, 1, MOST_REPORTS)
-    add("--port", "0: any free one (%(default)s)", None, type=port, default=PORT)
+    add("--port", "port, or 0 for any free one (%(default)s)", None, type=port, default=PORT)
     add("--token-file", "token of the server; created if missing (DIR/token)")
     add("--certificate", "serve HTTPS with this certificate chain")
     add("--certificate-key", "private key of --certificate")
@@ -133,7 +133,7 @@ def serve(arguments: argparse.Namespace) -> None:
     with contextlib.suppress(ImportError):  # Windows
         import resource  # noqa: PLC0415
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the memory has the private keys
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # private keys are in memory
     host, folder = arguments.host, arguments.dir.expanduser()
     signer = load_helper_key(arguments.key.expanduser())
     tls = _tls(arguments.certificate, arguments.certificate_key)

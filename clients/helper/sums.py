@@ -1,15 +1,15 @@
 """The helper without HTTP: it opens seeds, and answers each question about an exchange once.
 
-**Keys.** Devices pin the helper's signing key. It signs HPKE keys, which exist in memory only. One
+**Keys.** Devices pin the helper's signing key. It signs HPKE keys, which exist only in memory. One
 is created at each start, and a week before the newest one expires. Expired keys are removed. A copy
 of the directory and of the signing key therefore opens no seed.
 
-**Answers.** Noise protects only if it is drawn once: the mean of two answers would have less. Each
-kind of answer about an exchange is given once, the exchanges of a task have ascending numbers, and
-an exchange has one header. A repeated request gets the same bytes: an answer is stored before it is
-returned. The protection does not depend on the files. A helper with an old directory, or with none,
-has another key, and opens no report that was sealed before. A restart therefore ends the exchanges
-in progress, except that their stored answers can be fetched again.
+**Answers.** Noise must be drawn only once: the mean of two answers would have less noise. Each kind
+of answer about an exchange is given once, the exchanges of a task have ascending numbers, and an
+exchange has one header. A repeated request gets the same bytes: an answer is stored before it is
+returned. The protection does not depend on the files. A helper with an old directory or without one
+has another key, and cannot open reports that were sealed before. A restart therefore ends the
+exchanges in progress, but their stored answers can be fetched again.
 
 **Reports.** Each seed is used once in a request, so that no report is counted twice.
 """
@@ -48,7 +48,7 @@ from fldb_flower.secure.protocol import (
 from fldb_flower.system.files import lock_folder, make_folder, replace_file, reported
 
 RENEW_SECONDS = 7 * 86_400
-"""A key is replaced so long before it expires: a key that was just fetched is valid for a week."""
+"""Time before its expiry at which a key is replaced: a fetched key is valid for a week."""
 
 MOST_SUMS = 2**24
 """Largest number of values in an answer. Noise takes about 20 microseconds per value."""
@@ -59,7 +59,7 @@ _AT_ONCE = 2**16  # values of noise drawn by one call
 
 
 class Answer(NamedTuple):
-    """The last answer of a kind that a task was given, as it is stored; hashes are hexadecimal."""
+    """The last answer of a kind to a task, as it is stored; hashes are hexadecimal."""
 
     task: str
     kind: str
@@ -127,8 +127,8 @@ class Helper:
     def answer(self, content: bytes) -> bytes:
         """Return the answer to the bytes of a request.
 
-        SecureError means that the question was answered, the exchange is over, or the reports are
-        too few; OutputError, that the answer cannot be stored. It was not given then.
+        Raises SecureError if the question was answered before, the exchange is over, or there are
+        too few reports; OutputError if the answer cannot be stored, and thus is not given.
         """
         with self._answering:
             try:
@@ -200,7 +200,7 @@ class Helper:
         return SumAnswer(digest, tuple(refused), sums).to_bytes()
 
     def _store(self, answer: Answer) -> None:
-        """Store an answer durably, instead of that of the same kind about an earlier exchange."""
+        """Store an answer durably, replacing that of the same kind about an earlier exchange."""
         path = self.directory / f"{answer.task}-{answer.kind}{_SUFFIX}"
         with reported(OutputError, f"store the answer in {path}"):
             fields = answer._asdict()

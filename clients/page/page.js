@@ -62,12 +62,12 @@ function drawStatus(status) {
 /* ---- The duel -------------------------------------------------------------------------- */
 
 let choose = null; // called with the name of a button while the page waits for one
-let early = ""; // what is said of a press at any other time
-let hint = ""; // what was said of the last press if it did not count
+let early = ""; // the remark about a press at any other time
+let hint = ""; // the remark about the last press if it was ignored
 let last = null; // id of the duel that was answered last, and number of its answer, if it can be undone
 let latest = null; // the duel that this page has answered last
-let acts = 0; // how many answers, skipped and undone duels this page has sent
-let spoken = ""; // what screen readers say of the duel that is shown
+let acts = 0; // number of answers, skips and undos that this page has sent
+let spoken = ""; // what screen readers say about the duel that is shown
 const sides = new Map(); // whether the arms of a duel are swapped: the same when it is shown again
 
 /** Show a remark about the last press until the next one. */
@@ -192,7 +192,7 @@ async function nextDuel() {
 
 const pathOf = (duel) => `/duels/${encodeURIComponent(duel.id)}`;
 
-/** Send an answer; return what is said about it. */
+/** Send an answer; return the remark about it. */
 async function answer(duel, side) {
   const preferred = side === "tie" ? "tie" : (side === "left") === !duel.swapped ? "first" : "second";
   const { status } = await insist(`${pathOf(duel)}/answer`, "POST", { preferred });
@@ -204,11 +204,11 @@ async function answer(duel, side) {
 }
 
 async function skip(duel) {
-  await insist(pathOf(duel), "DELETE"); // if it is open no more, there is nothing to skip
+  await insist(pathOf(duel), "DELETE"); // if it is no longer open, there is nothing to skip
   return "Skipped.";
 }
 
-/** Undo the last answer; return the duel to show, the same one if it can be shown, and what is said. */
+/** Undo the last answer; return the duel to show, the same one if possible, and the remark. */
 async function undo() {
   const { status, data } = await insist(`${pathOf(last)}/answer`, "DELETE");
   let duel = await nextDuel();
@@ -252,7 +252,7 @@ async function progress() {
     try {
       const before = acts;
       const { data } = await ask("/status");
-      if (acts === before) drawStatus(data); // not one from before the last press
+      if (acts === before) drawStatus(data); // ignore a status from before the last press
     } catch (error) {
       if (!(error instanceof Unreachable)) throw error; // duels() shows a notice
     }
@@ -269,7 +269,7 @@ async function main() {
     sessionStorage.removeItem("token");
     byId("duel").hidden = true;
     say("This page needs the service's token",
-      "Open the address that the service prints when it starts. It ends in #token=… and is valid on this device only.");
+      "Open the address that the service prints when it starts. It ends in #token=… and is valid only on this device.");
   }
 }
 

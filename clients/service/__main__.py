@@ -1,4 +1,4 @@
-"""`python -m clients.service --store duels.db`: a device's duels over HTTP, and their page."""
+"""`fldb serve --store duels.db`: a device's duels over HTTP, and a page for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if __name__ == "__main__":  # before slow imports
         found = f"error: {fldb_flower.__file__} shadows fldb-flower's package 'fldb_flower'"
         raise SystemExit(f"{found}: rename it") from None
     startup.begin()
-    startup.require("python -m clients.service", *startup.SERVICE_EXTRA)
+    startup.require("fldb serve", *startup.SERVICE_EXTRA)
 
 import argparse
 import sys
@@ -31,7 +31,7 @@ from fldb_flower.system.commands import Parser, bounded
 
 PORT = 8377
 _NODE_TOKEN_MODE = 0o640  # at most: the SuperNode's user reads it as a member of the group
-_STOP_SECONDS = 40  # for open requests, which wait for a locked store for 30 seconds at most
+_STOP_SECONDS = 40  # time for open requests to end; they wait up to 30 s for a locked store
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -39,7 +39,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--store", metavar="FILE", type=Path, required=True, help="the device's duels")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=bounded(int, 0, 65535), default=PORT, help="0: any free one (%(default)s)")
+    add("--port", type=bounded(int, 0, 65535), default=PORT, help="0 for a free one (%(default)s)")
     add("--token-file", metavar="FILE", type=Path, help="created if missing (STORE.token)")
     add(
         "--arms", metavar="FILE", type=Path,
@@ -60,12 +60,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add(
         "--half-life", metavar="N", type=bounded(float, 0.01, 1e9),
-        help="for tastes that change: an answer has half its weight after N later answers; a"
-        " federation's server has its own setting (none)",
+        help="for tastes that change: an answer has half its weight after N later answers; in a"
+        " federation, the server's setting applies (none)",
     )  # fmt: skip
     add(
         "--max-connections", metavar="N", type=bounded(int, 1, 10_000),
-        default=LIMITS.connections, help="waiting ones are closed for new ones (%(default)s)",
+        default=LIMITS.connections, help="if exceeded, waiting ones are closed (%(default)s)",
     )  # fmt: skip
     add(
         "--request-seconds", metavar="SECONDS", type=bounded(float, 0.1, 3600),
@@ -89,7 +89,7 @@ def serve(arguments: argparse.Namespace) -> None:
     host, store = arguments.host, arguments.store.expanduser()
     remote = not http.is_loopback(host)
     if remote and not arguments.allow_remote:
-        raise SettingsError(f"--host {host}: reachable from other machines: needs --allow-remote")
+        raise SettingsError(f"--host {host} is reachable from other machines: add --allow-remote")
     if arguments.node_token_file and not arguments.vault:
         raise SettingsError("--node-token-file needs --vault: the token is for secure sums only")
     load_page()  # before anything is created, if its files are missing

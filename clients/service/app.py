@@ -296,6 +296,12 @@ async def explain(device: OfDevice) -> Weights:
     return await device.reader.run(PreferenceAgent.explain)
 
 
+@guarded.get("/predictions", tags=["preferences"])
+async def count_predictions(device: OfDevice) -> models.Predictions:
+    """Return how many of the last 50 answers were predicted correctly."""
+    return models.Predictions(**await device.reader.run(PreferenceAgent.predictions))
+
+
 @guarded.put("/features", tags=["preferences"])
 async def name_features(named: FeatureNames, device: OfDevice) -> FeatureNames:
     """Set the names of the features, which the page and ``/weights`` show."""

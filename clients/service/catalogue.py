@@ -85,7 +85,7 @@ class Catalogue:
 def read_arms(path: Path) -> Catalogue:
     """Return the arms in a file.
 
-    A CSV file has the column ``arm`` (or ``key``), perhaps ``text`` and ``image``, and features,
+    A CSV file has the column ``arm`` (or ``key``), optionally ``text`` and ``image``, and features;
     see :func:`~fldb_flower.environments.arms.parse_arms`. A JSON file is a list of
     ``{key, features, text?, image?}``.
     """

@@ -1,4 +1,4 @@
-"""HTTP for one machine: limits of connections and bodies, tokens, errors as one line, few logs.
+"""HTTP for one machine: limits on connections and bodies, tokens, one-line errors, few logs.
 
 uvicorn limits the size of a request's head and the time after a response. It closes no connection
 whose client sends an incomplete request, or does not read the replies.
@@ -105,9 +105,9 @@ _HEAD, _BODY, _SERVICE, _READER = "a request's head", "its body", "the reply", "
 class Limits(NamedTuple):
     """Limits that keep one client from blocking the others.
 
-    If there are more connections, the one that has waited for the longest time is closed: for a
-    request, for its body, or until replies are read. A connection is kept while the service works
-    on a request with the token. If that is so for all, the new one is refused with status 503.
+    If there are more connections, the one that has waited longest is closed: for a request, for its
+    body, or for replies to be read. A connection is kept while the service works on a request with
+    the token. If all connections are kept, the new one is refused with status 503.
     """
 
     connections: int = 100
@@ -209,7 +209,7 @@ class _Connection(H11Protocol):
         self._read += 1
 
     def update(self) -> None:
-        """Note what the connection waits for; close it if that has not changed for too long."""
+        """Update what the connection waits for; close it after waiting for too long."""
         waiting, now, limit = self._awaited(), time.monotonic(), self.limits.seconds
         if waiting != self._waiting:
             self._waiting, self._since = waiting, now
@@ -313,7 +313,7 @@ def _invalid(request: Request, error: RequestValidationError) -> str:
 def read_token(path: Path, mode: int = 0o600) -> str:
     """Return the token in a file; create the file if it does not exist.
 
-    If other users can read it than ``mode`` allows, a line on stderr warns of it.
+    A line on stderr warns if users other than those of ``mode`` can read it.
     """
     try:
         if not path.exists():

@@ -56,7 +56,7 @@ class Favourite(ShownArm):
     """One of the best arms, as a page shows it."""
 
     preferred: float = described("P(preferred to the average of `--arms`), by the estimate.", 0.77)
-    low: float = described("Lower end of its 95 % interval.", 0.65)
+    low: float = described("Lower end of its 95% interval.", 0.65)
     high: float = described("Upper end.", 0.86)
 
 
@@ -102,6 +102,15 @@ class Prediction(Model):
     probability: float = described("P(first preferred), from 0 to 1.", 0.73)
 
 
+class Predictions(Model):
+    """How many of the last 50 answers were predicted correctly."""
+
+    answers: int = described("How many of the last 50 answers are left on the device.", 50)
+    predicted: int = described("Answers, ties excluded, with a prediction.", 47)
+    right: int = described("Correct predictions.", 31)
+    expected: float = described("Number that the estimate expected to be correct.", 29.6)
+
+
 class Ranking(Model):
     """Arms by their predicted rewards, best first."""
 
@@ -112,12 +121,12 @@ class Ranking(Model):
 
 
 class Privacy(Model):
-    """What the reports to secure sums have cost, and the owner's limit."""
+    """The cost of the reports to secure sums, and the owner's limit."""
 
     epsilon: float = described("What the server learns is (epsilon, delta)-private.", 1.8)
     delta: float = described("Delta of both epsilons.", 1e-6)
     max_epsilon: float = described("The owner's limit of epsilon.", 3.0)
-    days: int | None = described("Days that both epsilons are for; null: all.", 365)
+    days: int | None = described("Period of both epsilons in days; null: unlimited.", 365)
     refused: bool = described("Whether the limit has prevented the last report.", False)
 
 
@@ -133,7 +142,7 @@ class Status(BaseModel):
         "Distinct duels that the next upload lacks; null before the server has requested one.", 3
     )
     minimum: int | None = described(
-        "Distinct duels of an upload, at least; absent before the server has requested one.",
+        "Minimum of distinct duels in an upload; absent before the server has requested one.",
         15,
         None,
     )

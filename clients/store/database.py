@@ -29,7 +29,7 @@ MAX_ANSWERS = 2**53
 
 BUSY_SECONDS = 30.0
 """Seconds to wait for a transaction of another process."""
-_ERASE_SECONDS = 0.1  # to wait for readers before the log is emptied
+_ERASE_SECONDS = 0.1  # time to wait for readers before the log is emptied
 _RETRY_SECONDS = 1.0  # until the next attempt if readers were still active
 
 _TABLES = """
@@ -86,7 +86,7 @@ CREATE TABLE secure (            -- of secure sums, and scales of features
 ) WITHOUT ROWID;
 """
 
-_LONGEST = 2e100  # of a difference of two features, which are at most 1e100
+_LONGEST = 2e100  # largest difference of two features, which are at most 1e100
 _FINITE = float(np.finfo(float).max)
 
 
@@ -241,7 +241,7 @@ class Database:
                 self._connection.execute(f"PRAGMA busy_timeout = {_ERASE_SECONDS * 1e3:.0f}")
                 busy = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             except sqlite3.OperationalError:
-                busy = True  # for example a full disk; committed transactions are durable anyway
+                busy = True  # for example, the disk is full; committed transactions are durable
             except sqlite3.DatabaseError:
                 return  # closed, or damaged: the next statement reports it
             self.wait_at_most(self._busy_seconds)

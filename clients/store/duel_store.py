@@ -154,7 +154,7 @@ def _distinct(duels: Evidence) -> int:
 
 
 def system_uptime() -> float:
-    """Return the seconds since the device started, the same in all processes; nobody sets them."""
+    """Return the seconds since the device started, by a clock that is never set."""
     if hasattr(time, "CLOCK_BOOTTIME"):  # includes the time in which it was suspended
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -164,8 +164,8 @@ class DuelStore(Database):
     """The duels of one device.
 
     Every method is one transaction, safe for concurrent threads and processes, and durable when it
-    returns. Threads that share one store wait for each other, including those that only read; open
-    the store twice where that matters. A store is also a context manager.
+    returns. Threads that share a store wait for each other, even to read; open the store twice if
+    this matters. A store is also a context manager.
 
     Parameters
     ----------
@@ -362,8 +362,8 @@ class DuelStore(Database):
     ) -> Proposal:
         """Store a duel that is about to be shown, of phi(first) - phi(second), (d,).
 
-        ``predicted`` is P(first preferred), or NaN. The seconds until it expires are counted while
-        the device runs: if its clock is set, no duel expires.
+        ``predicted`` is P(first preferred), or NaN. Only time in which the device runs counts for
+        the expiry, so setting its clock does not make a duel expire.
         """
         now, duel = self._clock(), secrets.token_urlsafe(12)
         evidence = np.concatenate([difference, [np.nan, predicted]]).tobytes()
@@ -425,11 +425,11 @@ class DuelStore(Database):
         return duel
 
     def undo(self, duel: str, *, expire_after: float, shown: Proposal | None = None) -> str:
-        """Remove the last answer; its duel is open again, under another id, which is returned.
+        """Remove the last answer. Its duel is open again under a new id, which is returned.
 
-        Because of the other id, late copies of earlier requests change nothing: neither one with
-        the answer that was undone, nor one of this method, which then returns the same id. The duel
-        is the first of the open ones, with the keys and contents of ``shown``.
+        Because of the new id, late copies of earlier requests change nothing: neither one with the
+        answer that was undone, nor one of this method, which then returns the same id. The duel is
+        the first of the open ones, with the keys and contents of ``shown``.
         """
         again = f"{duel}~"
         with self.transaction():
@@ -775,7 +775,7 @@ class DuelStore(Database):
     ) -> ShareChange:
         """Return the change between the shares at two cuts, the same each time.
 
-        It has so many log losses: shares of another ``personal_structure`` are converted.
+        It has ``hypotheses`` log losses: shares of another ``personal_structure`` are converted.
 
         If the share at ``end`` is not stored, ``compute`` returns it from the share at ``start``,
         and the answers whose log losses are and are not part of earlier shares. It is not stored if

@@ -1,4 +1,4 @@
-"""Secure sums on a device: the vault has the answers and the ledger, and replies to the server.
+"""Secure sums on a device: the vault holds the answers and the ledger, and replies to the server.
 
 A server sends each device the program that its SuperNode runs, so nothing in that program can
 protect the device from the server. The vault therefore runs in the process of the preference

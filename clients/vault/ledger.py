@@ -1,16 +1,16 @@
-"""What the reports of a device have cost, which exchanges they reply to, and what they cover.
+"""The cost of the reports of a device, the exchanges they reply to, and the answers they cover.
 
 Reports of one person with noise multipliers z are together as private as one Gaussian mechanism
 with ``mu^2 = sum of 1 / z^2`` (:mod:`fldb_flower.privacy.accounting`), so this sum is all that the
 ledger needs. It is kept by day, in UTC, for limits per period. An exchange is charged before an
 answer is read.
 
-The ledger is a file outside the store. A store that is restored from a backup has forgotten what it
-sent; the ledger shows it. **No backup may contain the ledger**: an older one would allow the same
-exchange to be answered twice. Only its owner can read it, since a cut is a number of answers.
+The ledger is a file outside the store. It records what was sent even if the store is restored from
+a backup. **No backup may contain the ledger**: with an older one, the same exchange could be
+answered twice. Only its owner can read it, since a cut is a number of answers.
 
-The journal is part of the store, beside the last report. It has the answers that reports cover, and
-those that the server has counted.
+The journal is part of the store, like the last report. It records which answers the reports cover,
+and which of them the server has counted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Ledger:
-    """What the reports of a device have cost, and which exchanges it has replied to."""
+    """The cost of the reports of a device, and the exchanges it has replied to."""
 
     created: int = 0  # exchanges up to this time, in ms since 1970, may be in an earlier ledger
     days: Mapping[int, float] = field(default_factory=dict)  # sum of 1 / z^2 by day since 1970
@@ -110,7 +110,7 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let no other vault reply that uses this ledger, of this store or of another."""
+        """Block all other vaults that use this ledger, of this store or of another."""
         import fcntl  # noqa: PLC0415 - Windows has no vault
 
         lock = self.path.with_name(f"{self.path.name}.lock")

@@ -1,8 +1,8 @@
 """The vault: replies of a device to the requests of secure sums, and its file ``--vault``.
 
-A reply to an exchange depends on the request, the ledger, the clock and the owner's file, and on
-nothing else that the server can observe: whether there are answers, and whether their statistics
-can be computed, changes only the numbers, which are encrypted. The order of writes is fixed. The
+What the server can observe of a reply depends only on the request, the ledger, the clock and the
+owner's file. Whether there are answers, and whether their statistics can be computed, changes only
+the numbers, which are encrypted. The order of writes is fixed. The
 exchange is charged in the ledger before an answer is read. The report and the journal are one
 transaction of the store. What was sent is then written to the ledger, before the report leaves the
 device. A process that is killed in between sends no second report to the same exchange.
@@ -16,8 +16,8 @@ the file of ``helper``. Relative paths begin at the folder of the file::
     # All others are optional.
     max_epsilon = 3.0         # of all reports, for a person
     max_delta = 1e-6
-    privacy_days = 365        # the limit is for each period of so many days; default: for ever
-    ledger = "vault.ledger"   # what was spent; no backup may contain it. Default: that of this name
+    privacy_days = 365        # the limit is for each period of this many days; default: no period
+    ledger = "vault.ledger"   # what was spent; no backup may contain it. Default: this name
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _valid_instead(name: str, value: Any) -> str:
 
 
 class Spent(NamedTuple):
-    """What the reports of a device have cost, for a person."""
+    """The cost of the reports of a device, for a person."""
 
     epsilon: float
     delta: float
@@ -191,7 +191,7 @@ class Vault:
     def answer(self, content: bytes) -> bytes:
         """Return the reply to a request, both of ``fldb_flower.secure.protocol``.
 
-        Reasons of refusals tell nothing about answers: those about files are only logged.
+        The reason of a refusal reveals nothing about answers; reasons about files are only logged.
         """
         try:
             return self._reply(*_read(content))
@@ -310,8 +310,8 @@ class Vault:
     def _since(self) -> int:
         """Return the first day of the owner's period.
 
-        It has one day more than the owner's number, so that the reports of any period of this
-        length, from any time of a day, are within the limit.
+        The period has one day more than the owner's number. The limit then holds for any period of
+        this length, whatever the time of day at its start.
         """
         days = self._config.privacy_days
         return 0 if days is None else day_of(self._clock()) - days
@@ -319,7 +319,7 @@ class Vault:
     def _integers(self, shared: Shared, counted: int, cut: int, numbers: int) -> IntArray:
         """Return the numbers of the report: 0 if the statistics cannot be computed.
 
-        That they cannot may depend on the answers, and a refusal would be observed without noise.
+        A failure may depend on the answers, and a refusal would be observed without noise.
         """
         store, broadcast = self._store, shared.broadcast
         try:
@@ -420,7 +420,7 @@ def _read(content: bytes) -> tuple[Request, Shared | None]:
 
 
 def _log(what: str, reason: Exception) -> None:
-    """Log what the server must not learn; with the origin of an error that is unexpected."""
+    """Log what the server must not learn, with the stack trace of an unexpected error."""
     is_known = isinstance(reason, _KNOWN)
     _LOG.warning("%s", one_line(f"{what}: {reason}"), exc_info=None if is_known else reason)
 

@@ -1,6 +1,6 @@
 """What a federation of many devices costs, computed from measurements and stated assumptions.
 
-The tables of "Plan for many devices" in docs/scaling.md. Measured numbers are the rows of the
+The tables of docs/capacity.md. Measured numbers are the rows of the
 result file ``deployment.json``.
 """
 

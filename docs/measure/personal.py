@@ -211,23 +211,22 @@ def _losses_of_random_pairs(
 
 
 def pace(repetitions: int = 9) -> pd.DataFrame:
-    """Time FLDB-Personal alternately with LDB, at several sizes."""
+    """Time FLDB-Personal alternately with other algorithms, at several sizes."""
     rows = []
     for agents, d, horizon in ((100, 5, 500), (1000, 5, 100), (100, 64, 100)):
         size = {"num_agents": agents, "dimension": d, "horizon": horizon}
-        runs = [settings(algorithm=a, **size) for a in ("ldb", "alone", "fldb_personal")]
+        others = {"LDB": "ldb", "alone": "alone", "FLDB-OGD": "fldb_ogd"}
+        runs = {name: settings(algorithm=other, **size) for name, other in others.items()}
+        runs["isotropic"] = settings(
+            algorithm="fldb_personal", **size, personal_structure="isotropic"
+        )
+        runs["own"] = settings(algorithm="fldb_personal", **size)
         times = [
-            [seconds(vectorized.run, run, History(horizon)) for run in runs]
+            {name: seconds(vectorized.run, run, History(horizon)) for name, run in runs.items()}
             for _ in range(repetitions)
         ]
-        rows.append(
-            {
-                "N": agents,
-                "d": d,
-                "T": horizon,
-                "seconds": median(own for *_, own in times),
-                "x LDB": median(own / ldb for ldb, _, own in times),
-                "x alone": median(own / alone for _, alone, own in times),
-            }
-        )
+        row = {"N": agents, "d": d, "T": horizon, "seconds": median(each["own"] for each in times)}
+        for name in list(runs)[:-1]:
+            row[f"x {name}"] = median(each["own"] / each[name] for each in times)
+        rows.append(row)
     return pd.DataFrame(rows)

@@ -29,34 +29,34 @@ from the true theta."""
 FIRST_STEP = 2.0
 """``first_round=step``: length of the step from 0, in units of Newton's.
 
-Newton's step from 0 is the least-squares fit of the logits +2 and -2, and too short: with logits
-z that are normal and many duels, it is ``4 E[mu'(z)] theta`` (Stein's lemma). 2 is the right factor
-for logits with standard deviation 2.7. The logits of the estimate have a root mean square of at
-most 4, whatever the duels.
+Newton's step from 0 is the least-squares fit to the logits +2 and -2. It is too short: with normal
+logits z and many duels, it is ``4 E[mu'(z)] theta`` (Stein's lemma). The factor 2 is right for
+logits with standard deviation 2.7. The root mean square of the logits of the estimate is at most 4
+for any duels.
 """
 
 FIRST_CURVATURE = 0.1
 """``first_round=step``: share of the Hessian at 0 that A keeps.
 
-mu' at 0 is the largest, so the Hessian at 0 is too large, and the estimate is rough. With a small
-share, the next Newton step corrects it.
+mu' is largest at 0, so the Hessian at 0 is too large and the estimate is rough. With a small share,
+the next Newton step corrects it.
 """
 _FIXED = frozenset({"theta_sync", "theta_hat", "information"})  # arrays whose shape is fixed
 
-_REPORTS = 50  # of the regret in a run of independent agents
+_REPORTS = 50  # reports of the regret in a run of independent agents
 _FIRST_EXCHANGES = 50  # limit for the first minimiser; six are usual
 
 
 class Algorithm(ABC):
-    """What the server computes.
+    """Base class of the algorithms: what the server computes.
 
-    ``arrays`` is the state, all that later rounds depend on. It always has ``theta_sync``, (d,),
+    ``arrays`` is the state on which later rounds depend. It always has ``theta_sync``, (d,),
     zero at first, and ``information``, W_sync in the form of the settings, (lambda / kappa_mu) I
     at first. :meth:`learn` returns the arrays that a round changes.
 
     Examples
     --------
-    The mean of the differences between winners and losers, in five lines. At theta = 0 the gradient
+    The mean difference between winners and losers, in five lines. At theta = 0, the gradient
     of the loss is the sum of ``-(y - 1/2) phi``, because mu(0) = 1/2:
 
     >>> from fldb_flower.algorithms import Algorithm, run_algorithm
@@ -135,7 +135,7 @@ class Algorithm(ABC):
         federation.acknowledge()
 
     def _check(self, changed: Any, method: str) -> None:
-        """Raise a DataError if a method returned what is not a part of the state."""
+        """Raise a DataError unless a method returned arrays of the state."""
         returned = f"{type(self).__name__}.{method} returned"
         if not isinstance(changed, dict):
             valid = "a dict of the changed arrays by name"
@@ -159,7 +159,7 @@ class Algorithm(ABC):
         """
 
     def remedy(self) -> str:
-        """Return which settings to change if numbers overflow, for an error message."""
+        """Return the settings to change if numbers overflow, for an error message."""
         ridge, kappa_mu = self.settings.ridge, self.settings.kappa_mu
         return f"features, lambda={ridge:g} or kappa_mu={kappa_mu:g} are too far from 1"
 
@@ -173,7 +173,7 @@ class Algorithm(ABC):
 
 
 class Independent(Algorithm):
-    """The agents play on their own; the server collects the regret only.
+    """The agents play on their own; the server only collects the regret.
 
     LDB, FLDB-Personal without exchanges, and uniform pairs.
     """

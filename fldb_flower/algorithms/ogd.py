@@ -34,10 +34,10 @@ class FLDBOGD(Online):
     With ``first_round=step``, theta_hat^(1) is ``-2 (lambda I + W_1 / 4)^-1 g`` with the gradient g
     of the first duels at 0, from one exchange. It is also the center of the projection.
 
-    With privacy, the gradient's length is reduced by the share that noise explains
-    (:func:`~fldb_flower.linalg.noisy.shrunk`), so a step is never longer than with the noisy
-    gradient, and theta stays where it is if all is noise. Steps ``1 / (alpha * step)`` are small,
-    so the noise of the first estimate matters most.
+    With privacy, the length of the gradient is reduced by the share that noise explains
+    (:func:`~fldb_flower.linalg.noisy.shrunk`). A step is then never longer than with the noisy
+    gradient, and theta does not change if the gradient is only noise. Steps
+    ``1 / (alpha * step)`` are small, so the noise of the first estimate matters most.
 
     The state also has ``initial``, theta_hat^(1).
     """
@@ -69,7 +69,7 @@ class FLDBOGD(Online):
     def remedy(self) -> str:
         """Return the settings of the step size."""
         return (
-            f"alpha={self.settings.alpha:g} makes steps too long (a larger one makes them shorter),"
+            f"alpha={self.settings.alpha:g} makes steps too long (increase it),"
             f" or {super().remedy()}"
         )
 

@@ -34,8 +34,8 @@ class FLDBONS(Online):
     A^-1 approximates the covariance of theta given the duels. With ``beta_scale=auto``, agents
     therefore select with A in place of W_sync, and with ``ons_width`` standard deviations in place
     of beta_t. A larger ``ons_width`` explores more. With a number as ``beta_scale`` they select
-    with W_sync and ``beta_scale * beta_t / kappa_mu``, as with the paper's algorithms. In
-    docs/selection.md, the regret of several widths is compared.
+    with W_sync and ``beta_scale * beta_t / kappa_mu``, as with the paper's algorithms.
+    docs/selection.md compares the regret of several widths.
 
     With privacy, the gradient has noise of variance s^2 in each coordinate. At the true theta, it
     is ``H (theta - theta*)`` plus an error of covariance ``R = H + s^2 I``: that of the answers and
@@ -45,11 +45,11 @@ class FLDBONS(Online):
         A      += H R^-1 H
         theta  -= A^-1 H R^-1 g
 
-    Without noise, this is the step above. A round whose H is small relative to s changes nothing.
-    A is then the precision of theta with the noise, so that selection by it accounts for it.
-    With a number as ``beta_scale``, the width does not grow with the noise. It is several
-    standard deviations of theta already. By measurement, the regret is larger with the noise of
-    theta in the width, and with much noise also if W is at least the norm of its noise.
+    Without noise, this is the step above. A round whose H is small relative to s has almost no
+    effect. A is then the precision of theta including the noise, and the width accounts for it.
+    With a number as ``beta_scale``, the width does not grow with the noise: it is already several
+    standard deviations of theta. In measurements, adding the noise of theta to the width increased
+    the regret. With much noise, so did bounding W from below by the norm of its noise.
 
     With ``half_life``, A - lambda_0 I and W_sync - W_0 are multiplied by
     ``0.5 ** (answers per agent / half_life)`` before the matrices of a round are added.

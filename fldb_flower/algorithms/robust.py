@@ -1,6 +1,6 @@
 """Robust combination of uploads, against plausible but false ones.
 
-docs/security.md has its effect on regret, with and without such uploads.
+docs/security.md shows its effect on regret, with and without such uploads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from fldb_flower.federation.exchange import Upload, total
 from fldb_flower.linalg.arrays import FloatArray
 
-_CUT = 0.1  # of the weight, at each end
+_CUT = 0.1  # share of the weight removed at each end
 
 
 def combine(uploads: Sequence[Upload], how: str) -> Upload:
@@ -20,8 +20,8 @@ def combine(uploads: Sequence[Upload], how: str) -> Upload:
 
     In each coordinate, the gradients per duel are sorted, a tenth of the weight is removed at
     each end, and the mean of the rest is multiplied by the total weight. A node's weight is its
-    number of duels, capped at the median over nodes, so no node holds more than 2 / nodes of the
-    total weight, whatever number it claims.
+    number of duels, capped at the median over nodes. No node therefore has more than 2 / nodes of
+    the total weight, whatever number it claims.
 
     Matrices are summed: :mod:`fldb_flower.federation.plausibility` bounds each one.
     """

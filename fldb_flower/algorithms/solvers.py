@@ -26,9 +26,9 @@ Evaluate = Callable[[Array], Upload]
 TOLERANCE = 1e-20
 """Newton decrement per duel, ``g^T H^-1 g / n``, below which a point counts as the minimiser.
 
-It is the mean of ``mu'(z_i) e_i^2`` and the ridge's term, with the changes e of the logits z by the
-next step: twice the remaining decrease of the loss, whatever the scale of the features. Where mu'
-is tiny, n is replaced by 1000 times the sum of ``mu'(z_i) (1 + z_i^2)``, if that is less.
+It is the mean of ``mu'(z_i) e_i^2`` plus the ridge term, where e are the changes of the logits z in
+the next step: twice the remaining decrease of the loss, for any scale of the features. Where mu' is
+tiny, n is replaced by 1000 times the sum of ``mu'(z_i) (1 + z_i^2)`` if that is smaller.
 """
 
 MAX_GRADIENT = 1e-6  # largest gradient norm per duel and unit of a minimiser by L-BFGS
@@ -40,7 +40,7 @@ _LBFGS_GRADIENT = 1e-10  # gradient norm per duel and unit at which PyTorch's L-
 
 
 class Minimum(NamedTuple):
-    """A minimiser, and the last upload on the way (the upload at it, for ``settled=0``)."""
+    """A minimiser, and the last upload before it (for ``settled=0``, the upload at it)."""
 
     theta: Array
     upload: Upload

@@ -1,4 +1,4 @@
-"""The directions in which people differ most, in words: features with their weights."""
+"""The directions in which people differ most, as weights of features."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from fldb_flower.bandit.estimate import CommonPrior
 
-_NOTABLE = 1.3  # variance of a direction, relative to the mean, from which it is reported
-_LEAST = 0.3  # weight, relative to the largest of a direction, from which a feature is named
+_NOTABLE = 1.3  # least variance of a reported direction, relative to the mean
+_LEAST = 0.3  # least weight of a named feature, relative to the largest in a direction
 
 
 def directions_of(prior: CommonPrior, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the directions in which theta_i varies more than on average; empty if none is known.
+    """Return the directions in which theta_i varies more than average; empty if none is known.
 
     Each has the ``share`` of the variance of theta_i, and by feature its ``weights``, a vector of
-    length 1 whose small entries are left out. Features of opposite sign are preferred by different
-    people. The weights are for scaled features, so they do not depend on units.
+    length 1 whose small entries are left out. Features with opposite signs are preferred by
+    different people. The weights are for scaled features and do not depend on units.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Duels of a block of agents, and what is recorded of each iteration besides them."""
+"""Duels of a block of agents, and other records of each iteration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from fldb_flower.linalg.arrays import Array, Arrays, FloatArray, copy, namespace, to_numpy
 
 OUTCOMES = ("regret", "log_loss", "predicted", "decided", "correct")
-"""The sums over agents that are recorded of an iteration.
+"""The sums over agents that are recorded for each iteration.
 
 ``predicted`` duels have a predicted answer, and ``log_loss`` is the sum of their losses. Of these,
 ``decided`` duels are no ties, and ``correct`` of them were predicted correctly. A logit of 0 is
@@ -47,7 +47,7 @@ class DuelLog:
         return empty(dimension, size), empty(size), np.empty((iterations, len(OUTCOMES)))
 
     def reserve(self, iterations: int) -> None:
-        """Make room for this many more iterations, so that :meth:`append` need not copy."""
+        """Reserve memory for this many more iterations, so that :meth:`append` need not copy."""
         room, needed = len(self._outcomes), self._kept + iterations
         if needed <= room:
             return

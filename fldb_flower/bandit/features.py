@@ -1,4 +1,4 @@
-"""Names and scales of features: what is public about them, and makes units irrelevant."""
+"""Public names and scales of features; scales make results independent of units."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fldb_flower.linalg.arrays import FloatArray, finite_number
 from fldb_flower.system.files import read_file
 
 _MOST_BYTES = 2**24
-_LEAST, _LARGEST = 1e-100, 1e100  # of a scale
+_LEAST, _LARGEST = 1e-100, 1e100  # limits of a scale
 _VALID = "it must have the header feature,scale and a line per feature with a scale above 0"
 
 
@@ -25,9 +25,9 @@ _VALID = "it must have the header feature,scale and a line per feature with a sc
 class Features:
     """Public names and scales of the d features of arms.
 
-    Estimates are of features divided by their scales, so they do not depend on units: a feature in
-    cm has a scale that is 100 times the scale in m. Scales come from catalogues of arms, or from
-    arms that were offered. They never depend on an answer.
+    Estimates use features divided by their scales and do not depend on units: the scale of a
+    feature in cm is 100 times its scale in m. Scales are computed from catalogues of arms or from
+    offered arms, never from answers.
 
     Parameters
     ----------
@@ -105,11 +105,11 @@ class Features:
             or len(names) != len(scales)
             or not all(isinstance(name, str) for name in names)
         ):
-            raise ValueError("features have other names than one text per scale")
+            raise ValueError("features must have one name per scale")
         return cls(scales, None if names is None else tuple(names))
 
     def expect(self, names: Sequence[str] | None, whose: str) -> None:
-        """Raise DataError if other names, or the same in another order, belong to features."""
+        """Raise DataError if the names differ from these, or are in another order."""
         if names is not None and self.names is not None and tuple(names) != self.names:
             raise DataError(
                 f"{whose} has the features {one_line(', '.join(names))}; the federation has"

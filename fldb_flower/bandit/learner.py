@@ -24,11 +24,11 @@ from fldb_flower.errors import ConvergenceError, one_line, shown
 from fldb_flower.linalg.arrays import FloatArray, IntArray, has_masked
 
 _EPS = np.finfo(float).eps
-_LEAST = 1e-290  # of a scaled ridge; with a smaller one, probabilities underflow
-_WORST = 1e6  # condition number of a root of the Hessian
-_ACCURACY = 1e-8  # of a logit, relative if it is above 1
-_LARGEST = 1e100  # of an argument: sums of squares are then finite
-_WIDTH, _WIDTH_OF_CHANGING = 0.75, 2.5  # of the confidence interval, by default
+_LEAST = 1e-290  # smallest scaled ridge; with a smaller one, probabilities underflow
+_WORST = 1e6  # largest condition number of a root of the Hessian
+_ACCURACY = 1e-8  # required accuracy of a logit, relative if it is above 1
+_LARGEST = 1e100  # largest argument: sums of squares are finite
+_WIDTH, _WIDTH_OF_CHANGING = 0.75, 2.5  # default widths of the confidence interval
 _FORGOTTEN = 100  # half-lives after which the weight of a duel decreases no further
 _ANSWERS = "1 (first arm preferred), 0 (second), 0.5 (tie), or between 0 and 1"
 
@@ -75,8 +75,8 @@ class DuelingBandit:
         estimate.
     width : float, optional
         Width of the confidence interval in :meth:`propose`, in posterior standard deviations. 0
-        does not explore. The default is 0.75, and 2.5 with ``half_life``, because a change is
-        noticed only where pairs differ.
+        disables exploration. The default is 0.75, or 2.5 with ``half_life``, because a change is
+        detected only in directions in which shown pairs differ.
     selection : str
         Selection rule of :meth:`propose`: ``"ucb"``, ``"maxinp"``, ``"colstim"``,
         ``"maxpairucb"``, ``"thompson"``, or one registered with :func:`register_selection`.
@@ -85,11 +85,11 @@ class DuelingBandit:
     scale : {"auto"}, None or array_like of shape (d,)
         Units of the features for the prior. With ``"auto"``, results do not depend on units: the
         scales are typical deviations of the features, from the duels and from the arms that
-        :meth:`propose` got. Features that are N(0, 1) have scale 1, and so have features that
-        never differed. None stands for ones.
+        :meth:`propose` got. A feature that is N(0, 1) has scale 1, as has a feature that never
+        differed. None: all scales are 1.
     half_life : float, optional
         Number of later duels after which the loss of a duel has half its weight, for a taste that
-        changes. Rows are in the order of the answers. By default, all duels count the same.
+        changes. Rows are in the order of the answers. By default, all duels have the same weight.
 
     Attributes
     ----------
@@ -107,9 +107,9 @@ class DuelingBandit:
     scale_ : ndarray of shape (d,)
         The scales of the last estimate.
     n_features_in_ : int
-        d.
+        Number of features d.
     feature_names_in_ : ndarray of shape (d,)
-        Names of the features, if a DataFrame with names of type str was given.
+        Names of the features. Defined only if all column names of the data are strings.
 
     See Also
     --------
@@ -192,19 +192,19 @@ class DuelingBandit:
             Preferences: 1 if the first arm was preferred, 0 if the second was, 0.5 for a tie; or
             the share of several answers for the first arm.
         sample_weight : array_like of shape (n,), optional
-            Factors of the duels' losses, such as numbers of answers.
+            Weights of the losses of the duels, such as numbers of answers.
 
         Returns
         -------
         DuelingBandit
-            Itself.
+            The learner itself.
 
         Raises
         ------
         ValueError
             An argument or a parameter is invalid.
         ConvergenceError
-            The estimate would not be accurate: ``ridge`` is too far from the squared features.
+            The estimate would be inaccurate: ``ridge`` is too far from the squared features.
 
         Examples
         --------
@@ -232,12 +232,12 @@ class DuelingBandit:
         X, y, sample_weight
             See :meth:`fit`.
         classes : ignored
-            For scikit-learn's convention.
+            Exists for compatibility with scikit-learn.
 
         Returns
         -------
         DuelingBandit
-            Itself.
+            The learner itself.
 
         Examples
         --------
@@ -269,7 +269,7 @@ class DuelingBandit:
         Returns
         -------
         DuelingBandit
-            Itself.
+            The learner itself.
 
         Examples
         --------
@@ -480,7 +480,7 @@ class DuelingBandit:
         return self.classes_[(logits > 0).astype(np.int64)]
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Return the share of duels whose preferred arm is predicted; ties are left out.
+        """Return the fraction of duels whose preferred arm is predicted; ties are ignored.
 
         The parameters are those of :meth:`fit`. The score is NaN if all duels are ties.
 
@@ -652,7 +652,7 @@ class DuelingBandit:
     def _estimate(self, offers: _Mean) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return theta, the whitener and the scales; those of the prior before the first duel.
 
-        A feature that differs for the first time in these offers gets its scale.
+        A feature that varies for the first time in these offers gets a scale.
         """
         if not self.__sklearn_is_fitted__():
             scale = self._scales(offers[0])
@@ -709,7 +709,7 @@ def _duels(rows: FloatArray, y: ArrayLike, weights: ArrayLike | None) -> _Duels:
 def _matched(values: Any, known: Sequence[str] | None, name: str) -> tuple[Any, _Names]:
     """Return features with columns in the order of known names, and the names if there are any.
 
-    As in scikit-learn, columns have names if these are texts.
+    As in scikit-learn, columns have names only if these are strings.
     """
     columns = getattr(values, "columns", values.index if hasattr(values, "iloc") else ())
     names = [*columns]
@@ -717,7 +717,7 @@ def _matched(values: Any, known: Sequence[str] | None, name: str) -> tuple[Any, 
         return values, None
     if not all(isinstance(each, str) for each in names) or len({*names}) < len(names):
         raise ValueError(
-            f"{name} has the columns {shown(names)}: must be different texts, or none texts"
+            f"{name} has the columns {shown(names)}: must be distinct strings, or no strings"
         )
     if known is None or names == [*known]:
         return values, names
@@ -783,7 +783,7 @@ def _numbers(values: Any, name: str) -> FloatArray:
     try:
         array = np.asarray(values)
         if array.dtype.kind in "OSU" and any(isinstance(each, str | bytes) for each in array.flat):
-            raise TypeError("it contains texts")
+            raise TypeError("it contains strings")
         if array.dtype.kind in "mM":
             raise TypeError(f"its type is {array.dtype}; convert dates and durations to numbers")
         if np.iscomplexobj(array):

@@ -1,13 +1,13 @@
-r"""Limits on what one person contributes, for differential privacy (unit=person).
+r"""Limits on the contribution of one person, for differential privacy (unit=person).
 
 A person's parts of an upload are multiplied by the same factor c, at most 1, such that::
 
     sum over parts of w_p |part_p|^2 / size_p^2 <= 1
 
-for any data, and thus for any adjacent data sets. Its statistics then have the weight c in the
-sums: a Newton step remains that of a sum of losses, and shares those of a product of likelihoods.
-Limits on each part would have a larger sensitivity, and distort the step. The weights w_p sum to
-1, with those of vectors twice those of matrices, whose noise is averaged over directions
+for any data, and thus for any adjacent data sets. The person's statistics then have the weight c in
+the sums: a Newton step is still that of a sum of losses, and shares are still those of a product of
+likelihoods. Limits on each part would have a larger sensitivity and distort the step. The weights
+w_p sum to 1. Those of vectors are twice those of matrices, whose noise is averaged over directions
 (:mod:`fldb_flower.linalg.noisy`). ``size_p`` is a typical size, not an upper bound: noise is
 proportional to it. For n answers with differences of length L in random directions and the mean
 curvature mu' = 1/8, at the true theta::
@@ -15,16 +15,16 @@ curvature mu' = 1/8, at the true theta::
     |g| = L sqrt(n / 8),    ||W||_F = L^2 sqrt(n + n (n - 1) / d),    ||H||_F = ||W||_F / 8
 
 The first holds because the residual of an answer has the variance mu'(z), and the second because
-two random unit vectors have the squared scalar product 1 / d on average. By the triangle
-inequality alone, the gradient of n answers could be ``n L``. But residuals have both signs.
+the squared scalar product of two random unit vectors is 1 / d on average. The triangle inequality
+alone would give ``n L`` for the gradient of n answers, but residuals have both signs.
 
 Of FLDB-Personal, ``M = H (I + v H)^-1``, and ``m - M theta`` has the covariance M given theta::
 
     ||M||_F = ||H||_F / (1 + v ||H||_F / sqrt(d)),    |m - M theta| = sqrt(d mu),
     mu = h / (1 + v h),    h = n L^2 / (8 d)
 
-The log losses of the n-th answer under two values of v differ about as much as the logits that they
-predict. These differ by the order of the posterior deviation of theta_i, so by ``1 / sqrt(n)``.
+The log losses of the n-th answer under two values of v differ about as much as the predicted
+logits. These differ by the order of the posterior deviation of theta_i, ``1 / sqrt(n)``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def weights_of(parts: Iterable[str], unused: Iterable[str] = ()) -> dict[str, fl
 
 
 def units_of(sizes: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return by part what it is divided by in a person's vector, whose length is at most 1."""
+    """Return the divisor of each part in a person's vector, whose length is at most 1."""
     return {part: size / math.sqrt(weights[part]) for part, size in sizes.items()}
 
 

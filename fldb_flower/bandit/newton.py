@@ -25,6 +25,7 @@ _EXACT = 1e-20  # with which the expansion before that step is that after it
 _CHANGED = 1e-6  # change of a logit, relative if that is above 1, with which it is not
 _FLAT = 0.1  # of the slope at the start: a step that ends with a steeper descent is doubled
 _STEEP = 10  # after so many steps, such as in the tail of mu, only the square of it is flat, etc.
+_BLOCK = 2**16  # features of duels that fit in a processor's cache
 MAX_STEPS = 200
 _CAREFUL = 100, 0.1  # after so many steps, which may be a cycle, steps end with a smaller slope
 _MAX_TRIALS = 60
@@ -56,7 +57,13 @@ def logits_of(points: Array, duels: Array) -> Array:
 
 def hessian_of(duels: Array, curvatures: Array) -> Array:
     """Return ``sum_i curvature_i x_i x_i^T`` over each agent's duels, (agents, d, d)."""
-    return (duels * curvatures[:, None, :]) @ duels.swapaxes(1, 2)
+    xp, (agents, m, count) = namespace(duels), duels.shape
+    step = max(_BLOCK // max(m * count, 1), 1) if xp is np else agents
+    if agents <= step:
+        return (duels * curvatures[:, None, :]) @ duels.swapaxes(1, 2)
+    starts = range(0, agents, step)
+    parts = (hessian_of(duels[i : i + step], curvatures[i : i + step]) for i in starts)
+    return xp.concat(list(parts))
 
 
 class Minimum(NamedTuple):

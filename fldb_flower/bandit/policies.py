@@ -43,10 +43,10 @@ class Policy:
     """Whether it learns from each duel. If not, several iterations can be selected at once."""
 
     def receive(self, estimate: Estimate | CommonPrior) -> None:
-        """Use what the server sent from now on; by default it is ignored."""
+        """Use what the server sent from now on; the default ignores it."""
 
     def acknowledge(self, counted: int) -> None:
-        """Use that the server has counted all uploads up to an iteration; by default ignored."""
+        """Note that the server has counted all uploads up to an iteration; ignored by default."""
 
     def shares(self, played: int, units: Mapping[str, float] | None = None) -> ShareChange | None:
         """Return the change of the shares, after the last iteration played; None without shares.
@@ -162,8 +162,8 @@ class PersonalPolicy(Policy):
     shares after an iteration are computed once, so that repeated requests return the same change.
 
     With limits, agents upload whole shares, M_i and ``m_i - M_i theta`` with the mean theta of the
-    prior, so that noise does not add up. The prior contains the own share. It is not subtracted,
-    because it is smaller than the noise, and its part in the sums is not known.
+    prior, so that noise does not add up. The prior contains the agent's own share, which is not
+    subtracted: it is smaller than the noise, and its part in the sums is unknown.
     """
 
     learns = True

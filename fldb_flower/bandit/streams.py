@@ -7,8 +7,8 @@ If agents draw few numbers, a *cohort* of consecutive agents shares a stream, wh
 one generator per agent. Each agent has its own part of the numbers. A block that holds part of a
 cohort draws the numbers of the whole cohort and uses its part.
 
-A stream is stored as its position, 32 bytes. A generator of NumPy takes 1,000. One generator per
-block draws from all of its streams.
+A stream is stored as its position, 32 bytes; a NumPy generator takes 1,000. One generator per block
+draws from all of its streams.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class AgentStreams:
     """
 
     COHORT = 32  # largest number of agents that share a stream; a power of two, as all sizes are
-    NUMBERS = 800  # of a cohort per iteration, about; a node of one agent discards most of them
+    NUMBERS = 800  # approximate draws of a cohort per iteration; a node of one agent uses few
 
     def __init__(self, seed: int, agents: range) -> None:
         check_agents(agents)

@@ -1,4 +1,4 @@
-"""The constants of the theory: widths, priors and the radius of the projection.
+"""Constants of the theory: widths, priors and the radius of the projection.
 
 The experiments do not satisfy all assumptions of the paper's bounds, and some steps of the proofs
 do not hold: see docs/theory.md.

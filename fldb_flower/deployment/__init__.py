@@ -1,1 +1,1 @@
-"""Putting a federation of devices together: keys and certificates, and all of it on one machine."""
+"""Deployment of a federation of devices: keys and certificates, and its processes."""

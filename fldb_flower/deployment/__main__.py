@@ -1,4 +1,4 @@
-"""`python -m fldb_flower.deployment`: keys and certificates for a federation of devices."""
+"""`fldb keys`: keys and certificates for a federation of devices."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def create(folder: Path, hosts: Sequence[str], devices: int) -> list[Path]:
     """Create a CA, the certificate of a server with these names or IP addresses, and device keys.
 
     The folder is created with mode 0700 if it does not exist. The key pairs are
-    ``devices/device1`` and so on; none if each device creates its own. Return the new files.
+    ``devices/device1`` and so on, or none if devices create their own. Return the new files.
     """
     names = [_subject_name(host) for host in dict.fromkeys(hosts)]
     for name in (CA, CA_KEY, SERVER, SERVER_KEY):
@@ -103,9 +103,9 @@ def add_devices(folder: Path, devices: int) -> list[Path]:
 
 
 def renew(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
-    """Replace the server's certificate by one that is valid from now, for the same key.
+    """Replace the server's certificate by one for the same key that is valid from now on.
 
-    It has the old one's names and IP addresses if none are given. Return its file.
+    Names and IP addresses default to those of the old certificate. Return the new file.
     """
     ca, server = (
         _load(folder / name, x509.load_pem_x509_certificate, x509.Certificate, "a certificate")

@@ -54,7 +54,7 @@ def project_folder(what: str) -> Path:
 
 
 def reason_in(output: str) -> str:
-    """Return why a program failed, as one line of its output: an error, a box, or its end."""
+    """Return the line of a program's output that explains its failure."""
     output = _STYLE.sub("", output)
     found = _OURS.findall(output) or _FIRST_ERROR.findall(output)
     if found:
@@ -68,9 +68,9 @@ def reason_in(output: str) -> str:
 def free_port() -> int:
     """Return a free port of this machine, below the range of ephemeral ports.
 
-    An ephemeral port may be taken by an outgoing connection before it is used; a client that
-    retries an ephemeral port can even connect to itself. Other calls, of this process and of
-    others, return other ports, so a port need not be used at once.
+    An outgoing connection may take an ephemeral port before it is used, and a client that retries
+    an ephemeral port can even connect to itself. Other calls, in this process and in others, return
+    other ports, so a port need not be used at once.
     """
     _, ports = _block(os.getpid())
     for port in itertools.islice(ports, _BLOCK - 1):

@@ -1,4 +1,4 @@
-"""`python -m fldb_flower.deployment.rounds`: check whether the rounds of a server are running.
+"""`fldb rounds`: check whether a server runs rounds.
 
 The exit status is 0 if a ServerApp is running, 1 if none is, and 2 after an error. A ServerApp
 holds a lock on its folder of results, which the system releases when the process ends.

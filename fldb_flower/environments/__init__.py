@@ -62,9 +62,9 @@ class Environment(Protocol):
 
     A run ends with an error if no arm is better than another, for every agent and iteration.
 
-    If later arms or rewards depend on the number of iterations drawn, or on anything else that
-    changes, it is a :class:`ChangingEnvironment`. Otherwise a run that is resumed continues with
-    another environment.
+    An environment whose later arms or rewards depend on the number of iterations drawn, or on
+    another state, must be a :class:`ChangingEnvironment`. Otherwise, a resumed run would continue
+    with a different environment.
 
     Examples
     --------
@@ -104,7 +104,7 @@ class Environment(Protocol):
 
 @runtime_checkable
 class ChangingEnvironment(Protocol):
-    """What an environment also has if it changes, so that a run can be resumed.
+    """Additional methods of an environment that changes, needed to resume a run.
 
     Iterations may be drawn ahead: the state is that of the contexts drawn so far.
 
@@ -142,7 +142,7 @@ class ChangingEnvironment(Protocol):
 
 @runtime_checkable
 class RecordedAnswers(ChangingEnvironment, Protocol):
-    """What an environment also has if preferences are recorded answers instead of draws.
+    """Additional members of an environment with recorded answers as preferences.
 
     Attributes
     ----------
@@ -182,8 +182,8 @@ class RecordedAnswers(ChangingEnvironment, Protocol):
         Returns
         -------
         ndarray
-            1 if the first arm won, 0 if the second won, 0.5 for a tie, or between; NaN if the
-            person was asked before, or the two arms are the same: nothing is to be learned.
+            1 if the first arm won, 0 if the second won, 0.5 for a tie, or a value between; NaN if
+            nothing is learned: the person was asked before, or the two arms are the same.
         """
         ...
 
@@ -238,7 +238,7 @@ def feature_names(settings: Settings) -> list[str] | None:
 
 
 def check_contexts(environment: Environment, contexts: Any, shape: tuple[int, ...]) -> None:
-    """Raise a DataError if ``contexts`` did not return arrays with these shapes, unmasked.
+    """Raise a DataError unless ``contexts`` returned unmasked arrays with these shapes.
 
     ``shape`` is that of the features, (agents, iterations, arms, d).
     """

@@ -16,7 +16,7 @@ from fldb_flower.settings import MAX_DIMENSION
 KEYS, CONTENTS = ("arm", "key"), ("text", "image")
 """Columns that are not features: the arm's name, and what a page shows of it."""
 
-_VALID = "it must be a UTF-8 text with the header arm,FEATURE,... and one arm per line"
+_VALID = "it must be UTF-8 text with the header arm,FEATURE,... and one arm per line"
 
 
 class ArmTable(NamedTuple):
@@ -32,9 +32,9 @@ class ArmTable(NamedTuple):
 def parse_arms(content: bytes, largest: float = LARGEST) -> ArmTable:
     """Return the arms of a CSV file; a DataError names the line and the column.
 
-    A column of numbers is a feature. A column of texts is one feature per text, which is 1 for the
-    arms that have it and 0 for the others: ``colour=red``. Without any feature, there is one per
-    arm, which makes the model that of Bradley and Terry.
+    A column of numbers is a feature. A column of texts gives one feature per text, such as
+    ``colour=red``: 1 for the arms with this text and 0 for the others. Without features, each arm
+    has an indicator, which gives the model of Bradley and Terry.
     """
     (line, header), *rows = read_rows(content, _VALID)
     key = [name for name in header if name in KEYS]
@@ -88,7 +88,7 @@ def _numbers(
     neither = [is_wrong > is_text for is_wrong, is_text in zip(wrong, texts, strict=True)]
     row = (neither if any(neither) else wrong).index(True)
     fault = f"{one_line(column)} of {arms[row][:40]!r} is {cells[row][:40]!r}"
-    required = f"must be a number within +-{largest:g}, or a text in each line"
+    required = f"must be a number within +-{largest:g}, or every line must have text here"
     raise error_at(lines[row], fault, required)
 
 

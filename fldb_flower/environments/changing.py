@@ -15,10 +15,10 @@ from fldb_flower.settings import AUTO, Settings
 class Changing(Synthetic):
     """The arms of :class:`~fldb_flower.environments.synthetic.Synthetic`, and its theta at first.
 
-    From the iteration ``environment.change_at`` on, theta has the other sign, or is another draw
+    From the iteration ``environment.change_at`` on, theta has the opposite sign or is another draw
     (``environment.change``). With ``environment.drift``, each later iteration adds a draw from
-    ``N(0, drift^2 I)``. Changes are common: an agent's difference from theta
-    (``environment.sigma``) stays.
+    ``N(0, drift^2 I)``. Changes are common to all agents: an agent's difference from theta
+    (``environment.sigma``) stays the same.
     """
 
     def __init__(self, settings: Settings, agents: range) -> None:

@@ -24,11 +24,11 @@ class Duels:
 
     Agents are people, in the order of their first duel in ``duels.csv``. ``environment.play`` is
     ``replay`` (:class:`Replay`) or ``predict`` (:class:`Predict`), and the class of an instance is
-    one of these two. ``auto`` is replay, if at least half of all people of the study have answered
-    at least 90% of the pairs, else predict.
+    one of these two. ``auto`` is replay if at least half of all people of the study have answered
+    at least 90% of the pairs, otherwise predict.
 
-    People with fewer than ``environment.min_answers`` answers are left out, in predict also those
-    with fewer than ``horizon``. Of the others, the first ``environment.max_people`` are used.
+    People with fewer than ``environment.min_answers`` answers are left out, as are, in predict,
+    those with fewer than ``horizon``. Of the others, the first ``environment.max_people`` are used.
     """
 
     def __new__(cls, settings: Settings, agents: range) -> Duels:  # noqa: ARG004 - as __init__
@@ -83,8 +83,8 @@ class Replay(Duels):
     before has no new answer. The reward of an arm is the person's Borda score: its mean share of
     wins against the other arms, where a pair without an answer counts as a tie.
 
-    Features are divided by their standard deviations over the arms of the study, so their units do
-    not matter, unless ``environment.scale=none``. A common linear reward is per deviation, too.
+    Unless ``environment.scale=none``, features are divided by their standard deviations over the
+    arms of the study, which makes units irrelevant. A common linear reward is per deviation, too.
     """
 
     shows_pairs = False

@@ -1,8 +1,8 @@
 """The paper's MovieLens environment (Sec. 5 and App. B.3).
 
 GroupLens does not permit redistribution of the data. Download ml-100k, ml-1m, ml-latest-small,
-ml-25m or ml-32m, and set ``environment.path`` to it. It may also be any other table of ratings or
-likes; see :meth:`~fldb_flower.environments.ratings.Ratings.liked`.
+ml-25m or ml-32m, and set ``environment.path`` to it. Any other table of ratings or likes works as
+well; see :meth:`~fldb_flower.environments.ratings.Ratings.liked`.
 """
 
 from __future__ import annotations

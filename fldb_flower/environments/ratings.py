@@ -45,7 +45,7 @@ _VALID = (
     " rating, score, stars, like or liked (without this column, each line is a like); and others"
 )
 _CHUNK = 2_000_000  # lines; limits the memory for ml-32m
-_LONGEST = 1000  # characters of a line
+_LONGEST = 1000  # largest number of characters of a line
 
 
 class Ratings(NamedTuple):
@@ -59,10 +59,10 @@ class Ratings(NamedTuple):
     stars: FloatArray
 
     def liked(self, threshold: float | str) -> tuple[NDArray[np.bool_], str]:
-        """Return which ratings are likes, and the rule in words.
+        """Return which ratings are likes, and a description of the rule.
 
-        ``auto`` is above 0.5 for likes (0 and 1), above 3 for five stars, also half ones, as in the
-        paper, and above the person's mean for another scale.
+        ``auto`` means above 0.5 for likes (0 and 1), above 3 for five stars, including half stars,
+        as in the paper, and above the person's mean for other scales.
         """
         stars = self.stars
         if isinstance(threshold, str):
@@ -78,7 +78,7 @@ class Ratings(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """How the lines of a file are written; other columns than those of _ROLES are not read."""
+    """The format of the lines of a file; columns that are not in _ROLES are not read."""
 
     separator: str
     columns: list[str]
@@ -193,7 +193,7 @@ def _opened(file: Path) -> Iterator[io.TextIOWrapper]:
 def read_ratings(file: Path) -> Ratings:
     """Return the ratings in a file; a DataError names the first invalid line.
 
-    Users and items are read as numbers, which is fast, and else as texts.
+    Users and items are read as numbers, which is fast, or otherwise as text.
     """
     with _opened(file) as text:
         first = text.read(_LONGEST).strip(" \n").partition("\n")[0]

@@ -17,7 +17,7 @@ from fldb_flower.system.files import read_file
 ARMS, DUELS = "arms.csv", "duels.csv"
 COLUMNS = ("person", "first", "second", "preference")
 
-_VALID = f"it must be a UTF-8 text with the header {','.join(COLUMNS)} and one duel per line"
+_VALID = f"it must be UTF-8 text with the header {','.join(COLUMNS)} and one duel per line"
 _FOLDER = f"the folder of a study, with {DUELS} and, if arms have features, {ARMS}"
 _T = TypeVar("_T")
 
@@ -73,8 +73,8 @@ def read_study(path: str) -> Study:
     features, see :func:`~fldb_flower.environments.arms.parse_arms`. Without this file, the arms are
     those of the duels, in order of appearance, with one indicator each. ``duels.csv`` has a header
     and one line per answer, with the columns ``person``, ``first``, ``second`` (names of arms) and
-    ``preference``, in any order. Other columns of it are ignored. A preference between 0 and 1 is a
-    degree: 0.75 is three wins of the first arm in four.
+    ``preference``, in any order. Other columns are ignored. A preference between 0 and 1 is a
+    degree: 0.75 is three wins of the first arm out of four.
     """
     if not path:
         raise DataError(f"environment.path is empty: set it to {_FOLDER}")

@@ -103,7 +103,7 @@ def rows_in_block(settings: Settings) -> int:
 
 
 def require_agents(settings: Settings, agents: int, *, may_repeat: bool = True) -> None:
-    """Raise SettingsError if the memory does not suffice for so many simulated agents.
+    """Raise SettingsError if memory does not suffice for this number of simulated agents.
 
     The estimate is a lower bound: the duels that are stored and the matrices of agents' own
     estimates; of one block, the arms of an iteration, as drawn and in the order of iterations, and
@@ -177,7 +177,7 @@ class OfferStream:
         """Return the offers of the next ``most`` iterations, or of ``capacity`` if that is less.
 
         ``left`` is the number of iterations up to the horizon. A single iteration is drawn with
-        later ones. How many are returned does not depend on that, so that results do not either.
+        later ones, which changes neither the number returned nor the results.
         """
         wanted = min(most, self.capacity)
         end, drawn = self._taken + wanted, self._drawn
@@ -212,12 +212,12 @@ class OfferStream:
         return Offers(features, rewards, best, noise)
 
     def _position(self) -> dict[str, Array]:
-        """Return where the streams and the environment are."""
+        """Return the state of the streams and of the environment."""
         changing = {} if self._changing is None else state_arrays(self._changing)
         return join_parts({"streams": self._streams.state(), "environment": changing})
 
     def state(self) -> dict[str, Array]:
-        """Return where streams and environment are, and how many iterations were taken since."""
+        """Return the state before the last draw, and how many iterations were taken since."""
         position = self._position() if self._drawn is None else self._before
         return {"taken": np.array(self._taken), **position}
 
@@ -234,8 +234,8 @@ class OfferStream:
 def require_better_arm(settings: Settings) -> None:
     """Raise DataError if all arms have the same reward, in each iteration of each agent.
 
-    Where agents are shown recorded duels, which have no rewards: if all answers are ties. Offers
-    are drawn again, from the start, until one has a better arm: usually the first.
+    Recorded duels have no rewards: it is raised if all answers are ties. Offers are drawn from the
+    start until one has a better arm, usually the first.
     """
     for agents in blocks_of(settings, range(settings.num_agents)):
         stream = OfferStream(settings, agents, arrays_on(settings.backend))

@@ -263,10 +263,10 @@ def sizes_and_weights(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the typical sizes and the weights of the parts that a broadcast requests.
 
-    ``fresh`` and ``answers`` are the numbers of a person's new answers, and of all. By default,
-    they are those of the iterations that the broadcast lets it play. A person who has more, because
-    a request was lost, has the same limit. On devices, rounds have no iterations: it is 3 d for
-    each round, the least of an upload.
+    ``fresh`` and ``answers`` are the numbers of new answers and of all answers of a person. By
+    default, they follow from the iterations to play in the broadcast. A person with more answers,
+    because a request was lost, has the same limit. Devices have no iterations: the number is 3 d
+    for each round, the minimum of an upload.
     """
     play, clip = broadcast.play, settings.clip
     assert play is not None
@@ -298,8 +298,8 @@ def limited_statistics(
     """Return the statistics of fresh duels, with the limit on each agent's contribution.
 
     Differences (n, d) and preferences (n,) have a row per agent for the first iteration, then for
-    the second, ... ``units`` is by part what it is divided by in the vector whose length is at most
-    1. The broadcast has ``theta_hat``, the scope "fresh", and requests no loss.
+    the second, ... ``units`` are the divisors of the parts in the vector whose length is at most 1.
+    The broadcast has ``theta_hat`` and the scope "fresh", and requests no loss.
     """
     rows_of = (differences, *preference.residuals(differences @ broadcast.theta_hat, preferences))
     duels, slopes, curvatures = (  # (n, ...) -> (agents, n / agents, ...)
@@ -330,7 +330,7 @@ def _grams(left: Array, right: Array, form: Form) -> Array:
 
 
 def total(uploads: Sequence[U]) -> U:
-    """Sum uploads of one kind in the given order, which must not depend on that of arrival."""
+    """Sum uploads of one kind in the given order, which must not depend on their arrival."""
     if len(uploads) == 1:
         return uploads[0]
     columns = zip(uploads[0]._fields, zip(*uploads, strict=True), strict=True)

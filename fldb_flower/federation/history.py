@@ -20,7 +20,7 @@ _STORED = (
     "exchanges", "uploaded_bytes", "downloaded_bytes",
     "node_uploaded_bytes", "node_downloaded_bytes",
 )  # fmt: skip
-_BATCH = 256  # reported outcomes that are added together: one by one takes ten times as long
+_BATCH = 256  # reported outcomes that are added at once, which is ten times as fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Counts:
     exchanges, rounds : int
         Exchanges that carried statistics, and those of them that were acknowledged.
     uploaded_bytes, downloaded_bytes : int
-        Bytes of the vectors of exchanges that carry statistics, as if each agent exchanged
-        messages of its own. They do not depend on the engine or the number of nodes. With secure
-        sums on devices, bytes of all messages of both trips.
+        Bytes of the vectors of exchanges that carry statistics, as if each agent exchanged its
+        own messages. They do not depend on the engine or the number of nodes. With secure sums on
+        devices, bytes of all messages of both trips.
     node_uploaded_bytes, node_downloaded_bytes : int
         Bytes of the content of all messages exchanged with nodes; 0 without nodes.
     participation : list of Participation
@@ -75,8 +75,8 @@ class Counts:
     directions : callable
         Returns the directions in which agents differ, given names of features.
     openings : int
-        Exchanges whose upload was released with noise, for the cost in privacy. One that runs
-        again with the same number releases the same, and counts once.
+        Exchanges whose upload was released with noise, for the cost in privacy. An exchange that
+        is repeated with the same number releases the same upload and counts once.
 
     Examples
     --------

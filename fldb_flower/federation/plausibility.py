@@ -71,9 +71,9 @@ def implausible(
 ) -> list[str]:
     """Return for each upload the first bound that it violates, or "" if there is none.
 
-    ``longest`` is L, an upper bound of the length of differences; infinite if it is not known. With
-    the limit on a person (``privacy.unit=person``), duels are ``weighted``: by at most 1, which is
-    not known. s is then no bound of a logit, and only L is.
+    ``longest`` is L, an upper bound of the length of differences; infinite if it is unknown. With
+    the limit on a person (``privacy.unit=person``), duels are ``weighted`` by unknown factors of at
+    most 1. Then s does not bound the logits, and only L does.
     """
     reasons = [""] * len(uploads)
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are violations

@@ -2,7 +2,7 @@
 
 A diagonal is an array (d,); other matrices are (d, d), or one for each agent, (agents, d, d). The
 setting ``matrix_form`` selects the diagonal for dimensions d in which d^2 numbers are too many to
-send, store or factor; docs/scaling.md compares regret and costs. Functions that take a matrix tell
+send, store or factor; docs/large-d.md compares regret and costs. Functions that take a matrix tell
 its form from its shape.
 """
 
@@ -24,6 +24,7 @@ Whitener: TypeAlias = Array
 _TINY = sys.float_info.min  # lower bound of a diagonal entry, so that dividing by it is defined
 _INDEFINITE = 1e-6  # an eigenvalue of the scaled matrix below minus this is no rounding error
 _SMALL = 16  # size from which an inverse is computed by halves, and LAPACK is used for forms
+_CACHED = 2**13  # numbers of an array of which several fit in a processor's cache
 
 
 def solve(matrices: Array, vectors: Array, ridge: float = 0.0) -> Array:
@@ -49,9 +50,9 @@ def shifted_forms(matrices: Array, shifts: Array, x: Array, y: Array) -> Array:
     """Return ``x^T (M + D)^-1 x`` and ``x^T (M + D)^-1 y`` for many diagonals D, (2, n, h).
 
     The matrices are positive semi-definite, (n, d, d), the vectors x and y (n, d), and the
-    diagonals positive, (d, n, h). Small matrices are eliminated for all D at once.
+    diagonals positive, (d, n, h). Small matrices are eliminated for all D at once, by blocks.
     """
-    xp, d = namespace(matrices), len(shifts)
+    xp, (d, n, h) = namespace(matrices), shifts.shape
     if xp is not np or d > _SMALL:
         eye, found = xp.eye(d, dtype=x.dtype, device=x.device), []
         for shift in xp.moveaxis(shifts, 2, 0):
@@ -60,7 +61,10 @@ def shifted_forms(matrices: Array, shifts: Array, x: Array, y: Array) -> Array:
             solved = solve(scaled, units * x)
             found.append(xp.stack([xp.vecdot(solved, units * right) for right in (x, y)]))
         return xp.stack(found, axis=-1)
-    table = np.empty((d, d + 2, len(x), 1))
+    if n > (step := max(_CACHED // h, 1)):
+        blocks = [slice(start, start + step) for start in range(0, n, step)]
+        return np.concat([shifted_forms(matrices[i], shifts[:, i], x[i], y[i]) for i in blocks], 1)
+    table = np.empty((d, d + 2, n, 1))
     table[:, :d, :, 0], table[:, d, :, 0] = np.moveaxis(matrices, 0, -1), x.T
     table[:, d + 1, :, 0] = y.T
     rows, forms = [table[row, row:] for row in range(d)], 0.0

@@ -1,6 +1,6 @@
 r"""Accounting of Gaussian releases, in closed form.
 
-Releases of one person's vectors of length at most 1 with noise multipliers z are together as
+Releases of vectors of one person, of length at most 1 and with noise multipliers z, are together as
 private as one Gaussian mechanism with ``mu = sqrt(sum of 1 / z^2)`` (Dong, Roth and Su 2022). If
 each z depends on earlier releases, this holds for a fixed limit of the sum (Koskela, Tobaben and
 Honkela 2023). The mechanism is (epsilon, delta)-differentially private exactly for

@@ -1,12 +1,12 @@
 r"""Discrete Gaussian noise, exact.
 
-Noise of floats gives itself away: not every float is a possible sum of a number and a noise, and
-the set of the possible ones depends on the number (Mironov 2012). So a number is rounded to a
-multiple of a quantum first, and an integer is added, which is drawn exactly from
-``P(k) ~ exp(-k^2 / 2 s^2)`` (Canonne, Kamath and Steinke 2020) by OpenDP, with random bits of the
-operating system. The scale s is :data:`LEAST_SCALE` quanta at least. The probabilities are then
-those of a Gaussian that is rounded to integers, up to a relative error below ``8 / s^2 < 2e-16``
-per number within 12 s, so the accounting of Gaussians applies.
+Floating-point noise reveals information: the set of floats that a number plus noise can take
+depends on the number (Mironov 2012). A number is therefore rounded to a multiple of a quantum, and
+an integer is added. OpenDP draws it exactly from ``P(k) ~ exp(-k^2 / 2 s^2)`` (Canonne, Kamath and
+Steinke 2020), with random bits of the operating system. The scale s is at least
+:data:`LEAST_SCALE` quanta. The probabilities are then those of a Gaussian rounded to integers, up
+to a relative error below ``8 / s^2 < 2e-16`` per number within 12 s, so the accounting of Gaussians
+applies.
 
 References
 ----------
@@ -34,7 +34,7 @@ two sums of n values by ``sqrt(n) 2^-40`` standard deviations at most, which is 
 def discrete_gaussian(scales: FloatArray) -> IntArray:
     """Return independent integers with ``P(k) ~ exp(-k^2 / 2 s^2)`` for each s, 0 for s = 0.
 
-    They are exact samples from a cryptographic generator, which no seed determines.
+    They are exact samples from a cryptographic generator without a seed.
     """
     draw = sampler()
     drawn = np.zeros(scales.shape, dtype=np.int64)
@@ -56,7 +56,7 @@ def with_discrete_noise(values: FloatArray, deviations: FloatArray) -> FloatArra
 
 
 def sampler() -> Callable[[float, int], list[int]]:
-    """Return a function of scale and number that returns samples; the import takes a second.
+    """Return a function that draws samples, given scale and number; the import takes a second.
 
     A SettingsError is raised if OpenDP is not installed (the privacy extra).
     """

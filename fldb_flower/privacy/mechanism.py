@@ -1,4 +1,4 @@
-r"""The Gaussian mechanism: what a unit contributes to an upload at most, and noise for it.
+r"""The Gaussian mechanism: a bound on what a unit contributes to an upload, and noise for it.
 
 **One answer.** Let L be ``privacy.clip``, phi the clipped difference, ``|phi| <= L``, z the logit
 ``theta_hat . phi`` and ``r = |mu(z) - y|``. The answer contributes to the gradient, W_new and the
@@ -67,13 +67,13 @@ class GaussianMechanism:
     """Adds Gaussian noise to the sum of the uploads of each exchange.
 
     The noise multiplier is calibrated once, to all exchanges of the schedule. The noise of an
-    exchange is drawn from a stream keyed by (seed, "privacy", number of the exchange), so results
-    do not depend on the engine or the number of nodes. **Who knows the seed knows the noise**: in
-    a simulation, the noise shows what privacy costs, and protects nobody.
+    exchange is drawn from a stream keyed by (seed, "privacy", number of the exchange). Results
+    therefore do not depend on the engine or the number of nodes. **Anyone who knows the seed can
+    compute the noise**: in a simulation, it shows the cost of privacy and protects nobody.
 
     With devices and without secure sums, the noise is exact (:mod:`~.discrete`). The server
-    receives the uploads of single devices without noise, so **it is trusted with them**: the noise
-    protects against those who receive the estimates. With secure sums, the noise is that of
+    receives the uploads of single devices without noise, so **the server must be trusted**. The
+    noise protects against those who receive the estimates. With secure sums, the noise is that of
     ``strategies.secure``.
     """
 
@@ -85,8 +85,8 @@ class GaussianMechanism:
     def require(self, broadcast: Broadcast, number: int) -> None:
         """Raise a PrivacyError if exchange ``number`` must not release the requested upload.
 
-        It exceeds the budget, its sensitivity is not known, or it is over duels that an earlier
-        exchange has released.
+        The upload must not exceed the budget, must have a known sensitivity, and must not cover
+        duels that an earlier exchange has released.
         """
         noise_per_unit(broadcast, self._settings)
         assert broadcast.play is not None
@@ -99,7 +99,7 @@ class GaussianMechanism:
         return noise_per_unit(broadcast, self._settings).scaled(self.plan.deviation)
 
     def add(self, upload: AnyUpload, broadcast: Broadcast, number: int) -> AnyUpload:
-        """Return the upload of exchange ``number``, which :meth:`require` has allowed, noisy."""
+        """Return the upload of exchange ``number`` with noise, after :meth:`require`."""
         noise, play = self.deviations(broadcast), broadcast.play
         assert play is not None
         self._covered = play.last
@@ -142,7 +142,7 @@ def simulated(generator: np.random.Generator) -> AddNoise:
 def noise_per_unit(broadcast: Broadcast, settings: Settings) -> Noise:
     """Return the standard deviations for noise multiplier 1, for the upload that is requested.
 
-    Divided by them, the contribution of a unit has norm 1 at most.
+    Divided by them, the contribution of a unit has a norm of at most 1.
     """
     _check_request(broadcast, settings)
     clip = settings.clip

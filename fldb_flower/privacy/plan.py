@@ -1,4 +1,4 @@
-"""The plan of a run: how many releases it has, their noise and cost, and when it is not useful."""
+"""The plan of a run: the number of its releases, their noise and cost, and warnings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ReleasePlan:
         self.deviation = math.sqrt(self._parties) * self.multiplier
 
     def _of_unit(self, openings: int) -> float:
-        """Return how many releases a unit contributes to: an answer to one of them.
+        """Return the number of releases to which a unit contributes; an answer contributes to one.
 
         With secure sums, each exchange costs as much as :data:`~fldb_flower.secure.protocol.COST`.
         """
@@ -66,7 +66,7 @@ class ReleasePlan:
     def spent(self, openings: int) -> float:
         """Return epsilon of the first releases, at the delta of the settings.
 
-        For the planned ones, it is at most that of the settings, which the noise is calibrated to.
+        For the planned releases, it is at most that of the settings: the noise is calibrated to it.
         """
         delta = self._settings.privacy.delta
         spent = accounting.epsilon_of(self.multiplier, delta, self._of_unit(openings))
@@ -79,7 +79,7 @@ class ReleasePlan:
             raise PrivacyError(self.exhausted())
 
     def exhausted(self) -> str:
-        """Return one line: why nothing is released after the planned releases."""
+        """Return the reason, in one line, why nothing is released after the planned releases."""
         covered = f"privacy.epsilon={self._epsilon:g} is spent: the noise covers"
         if self._settings.mode == "devices":
             return (
@@ -106,7 +106,7 @@ class ReleasePlan:
         }
         if self._settings.mode != "devices":
             entry["note"] = (
-                "the noise is simulated from the seed and protects nobody; the regret beside it is"
+                "the noise is drawn from the seed, so it protects nobody; the reported regret is"
                 " exact and not private"
             )
         return entry
@@ -116,10 +116,11 @@ def regret_factor(unit: str, epsilon: float, num_agents: int, rounds: int = ROUN
     """Return the regret with noise, divided by that without, as measured (:data:`FACTORS`).
 
     The noise of a sum does not depend on the number N of agents, and is proportional to
-    1 / epsilon, so about the product of both matters: another epsilon than the measured ones is as
-    bad as the nearest of them with the same product. Between the measured values, logarithms are
-    interpolated. With ``unit="person"``, the noise of all rounds together is proportional to the
-    square root of their number, so four times as many are about as bad as half of the agents.
+    1 / epsilon. The factor is therefore mainly a function of their product, and an epsilon outside
+    the measured range is replaced by the nearest measured one with the same product. Between
+    measured values, logarithms are interpolated. With ``unit="person"``, the noise of all rounds is
+    proportional to the square root of their number: four times as many rounds are about as bad as
+    half as many agents.
     """
     if unit == "person":
         num_agents = int(num_agents * math.sqrt(ROUNDS / max(rounds, ROUNDS)))
@@ -133,7 +134,7 @@ def regret_factor(unit: str, epsilon: float, num_agents: int, rounds: int = ROUN
 
 
 def _weak_delta(settings: Settings) -> str:
-    """Return one line if delta is so large that it protects nobody; empty if not.
+    """Return a warning if delta is too large to protect anybody, else an empty string.
 
     A mechanism that publishes everything about one person, drawn at random, has epsilon = 0 and
     delta = 1 / N.
@@ -142,13 +143,13 @@ def _weak_delta(settings: Settings) -> str:
     if delta * people < 1.0:
         return ""
     return (
-        f"privacy.delta={delta:g} with {people} people: it also allows to publish all answers of"
-        f" one of them, drawn at random; it should be far below 1 / {people}"
+        f"privacy.delta={delta:g} with {people} people: publishing all answers of one person, drawn"
+        f" at random, would satisfy this delta; choose one far below 1 / {people}"
     )
 
 
 def _costly_noise(settings: Settings) -> str:
-    """Return one line if noise costs more than a quarter of the regret; empty if not."""
+    """Return a warning if noise adds more than a quarter to the regret, else an empty string."""
     privacy, agents = settings.privacy, settings.num_agents
     is_common = ALGORITHMS[settings.algorithm].agents == "common"
     # Shares of FLDB-Personal contain all answers, so the noise of more rounds averages out.

@@ -28,7 +28,7 @@ CHECKPOINT, MODEL, SUMMARY = "checkpoint.bin", "model.json", "summary.json"
 CHECKPOINT_VERSION = 1
 _WORD, _HASH_BYTES = b"FLDBcp", 32
 _META = "meta"
-_AGAIN = "move the file away to start again"
+_AGAIN = "move the file to start from the beginning"
 
 
 class Checkpoint(NamedTuple):
@@ -39,7 +39,7 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(path: Path, identity: str, checkpoint: Checkpoint) -> None:
-    """Replace a checkpoint; ``identity`` has the settings that determine results, one a line."""
+    """Replace a checkpoint; ``identity`` has the settings that determine results, one per line."""
     meta = json.dumps({"identity": identity, "numbers": checkpoint.numbers})
     text = np.frombuffer(meta.encode(), dtype=np.uint8)
     body = pack_arrays({_META: text, **checkpoint.arrays})
@@ -83,8 +83,8 @@ def load_checkpoint(path: Path, identity: str) -> Checkpoint | None:
 def _difference(theirs: str, ours: str) -> str:
     """Return the first line in which two identities differ, or an empty text.
 
-    A setting that one of them lacks was added or removed by another version: it has its default,
-    or the only value of that version.
+    A setting that only one of them has was added or removed by another version. The other one has
+    the default, or the only value in that version.
     """
     usual = {**to_dotted(Settings()), **to_flat(Settings())}
     if "algorithm='fldb_personal'" in theirs.splitlines():
@@ -108,8 +108,8 @@ def json_bytes(values: Mapping[str, Any]) -> bytes:
 class ResultsDirectory:
     """A locked directory; it is created if missing.
 
-    A checkpoint with another ``identity`` is refused. ``user`` is what uses the directory, for the
-    error if it is locked: ``"run"`` or ``"server"``.
+    A checkpoint with another ``identity`` is refused. ``user`` names what uses the directory in the
+    error for a locked directory: ``"run"`` or ``"server"``.
     """
 
     def __init__(self, path: Path, identity: str, *, user: str) -> None:

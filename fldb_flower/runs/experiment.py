@@ -33,9 +33,9 @@ class StoppedError(FldbError):
 class Checkpointer:
     """Saves the state of a run after some of its rounds, and restores the last one saved.
 
-    A checkpoint holds the algorithm, the history and every agent after the same round, so a resumed
-    run computes what an uninterrupted one would. ``iteration`` is the last one saved, and
-    ``can_save`` tells whether a round ended, in this process or before.
+    A checkpoint holds the algorithm, the history and every agent after the same round. A resumed
+    run therefore gives the same results as an uninterrupted one. ``iteration`` is the last one
+    saved. ``can_save`` is whether a round has ended, in this process or before.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ def _progress_lines(say: Callable[[str], None]) -> Callable[[History], None]:
 
 
 def out_of_memory(settings: Settings, error: MemoryError) -> DataError:
-    """Return the error of a run whose memory does not suffice."""
+    """Return the error for a run that has not enough memory."""
     return DataError(
         f"out of memory ({error}): num_agents={settings.num_agents}, horizon={settings.horizon},"
         f" num_arms={settings.num_arms} or dimension={settings.dimension} is too large for this"

@@ -36,7 +36,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "pdf": ("CreationDate", "Producer"),
 }
 """Formats of figures, and the metadata that depend on the date or Matplotlib's version."""
-_COLORS = 128  # of a PNG image
+_COLORS = 128  # colors of a PNG image
 _LOG = logging.getLogger("fldb_flower")
 _BACKEND = "MPLBACKEND"
 
@@ -57,8 +57,8 @@ MARKER_CODES = {
 """Matplotlib's codes of the markers of styles."""
 _THIN: dict[str, Any] = {"elinewidth": 0.8, "capthick": 0.8}  # error bars
 _MAX_BANDS = 5  # with more curves, error bars at a few points
-_BARS = 5  # of each of these curves
-_MAX_POINTS = 1000  # of a curve
+_BARS = 5  # number of error bars per curve
+_MAX_POINTS = 1000  # largest number of points of a curve
 MAX_LABELS = 40
 """Largest number of curves of a plot that have labels."""
 _LINE = 1.4  # height of a line of a label in font sizes
@@ -68,7 +68,8 @@ _LEAD, _PAD = 0.26, 2  # length of the line to a label in inches, and the gap in
 class Curve(NamedTuple):
     """The cumulative regret of one run, (iterations,), or of several, (seeds, iterations).
 
-    The algorithm determines the style, and without a label also the label.
+    The algorithm, or the label of a tuned curve, determines the style, and without a label also the
+    label.
     """
 
     algorithm: str
@@ -77,9 +78,9 @@ class Curve(NamedTuple):
 
 
 def regret(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Plot the mean regret of curves and its standard error, and up to 40 labels of several.
+    """Plot the mean regret of curves and its standard error, with up to 40 labels.
 
-    Bands show the errors of up to five curves, and error bars at a few points those of more.
+    Up to five curves have bands for the errors. More curves have error bars at a few points.
     """
     styles = styles_of([curve.algorithm for curve in curves])
     lines = []
@@ -190,7 +191,7 @@ def setting_text(key: str, value: Any) -> str:
 
 
 def wrap(text: str, letters: int) -> str:
-    """Break text of Matplotlib into lines of at most so many letters, as they appear."""
+    """Break text of Matplotlib into lines of at most ``letters`` visible letters."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".strip()
@@ -206,7 +207,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 
 def title_of(settings: Mapping[str, Any]) -> str:
-    """Return the main ones of settings, by Hydra's dotted names, as text of Matplotlib."""
+    """Return the main settings, given by dotted names, as text of Matplotlib."""
     names = [settings[key] for key in ("algorithm", "environment.name") if key in settings]
     head = " on ".join(setting_text("algorithm", name) for name in names)
     sizes = settings_text({key: settings[key] for key in _SIZES if key in settings})
@@ -326,7 +327,7 @@ def style() -> Iterator[None]:
 
 
 def axes_for(ax: Axes | None) -> Axes:
-    """Return the given axes, or those of a new figure of pyplot, which notebooks display."""
+    """Return the given axes, or those of a new pyplot figure, which notebooks display."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt  # noqa: PLC0415 - takes half a second

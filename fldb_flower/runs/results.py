@@ -50,7 +50,7 @@ COLUMNS = {
 FILES = (CONFIG, REGRET, PREDICTION, PARTICIPATION, MODEL, SUMMARY)
 """The files of a finished run in the order in which they are written; not every run has all."""
 STORAGE_SETTINGS = ("resume", "checkpoint_seconds", "plot")
-"""Settings of how a run is stored, which are not in its files."""
+"""Settings that concern the storage of a run, which are not in its files."""
 _NOT_IN_IDENTITY = (  # results do not depend on these settings
     *STORAGE_SETTINGS, "node_wait", "reply_timeout", "max_message_mb",
     "engine.num_cpus", "engine.num_gpus", "engine.workers",

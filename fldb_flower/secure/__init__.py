@@ -1,7 +1,7 @@
-"""Secure sums: the server obtains sums of many vectors, with noise, and no single vector.
+"""Secure sums: the server obtains noisy sums of many vectors, and no single vector.
 
 - :mod:`fldb_flower.secure.protocol`: reports in shares for two servers, and all messages
-- :mod:`fldb_flower.secure.statistics`: what a device is asked, and its answer as a vector
+- :mod:`fldb_flower.secure.statistics`: the request to a device, and its answer as a vector
 """
 
 KEY = "secure"

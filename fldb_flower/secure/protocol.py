@@ -1,19 +1,19 @@
-"""The protocol of secure sums: reports that are split for two servers, and all messages.
+"""The protocol of secure sums: reports split between two servers, and all messages.
 
 A device sends the server ``x - G(s) mod 2^64`` and the seed s, sealed for the helper. G is AES-CTR.
-The server alone receives uniform numbers, and the helper alone receives seeds. The helper returns
-``sum G(s)`` plus noise, so that the server obtains ``sum x`` plus noise, and nothing else.
+To the server, the former are uniform random numbers, and the helper receives only seeds. The helper
+returns ``sum G(s)`` plus noise. The server then obtains ``sum x`` plus noise, and nothing else.
 
 The numbers x are integers: a vector of length at most 1, in units of ``1 / SCALE``, rounded toward
 zero. Rounding therefore never increases the length, and one person changes a sum by a vector of
-length ``SCALE`` at most. That bound, and not what the numbers mean, is what noise is measured by.
+length at most ``SCALE``. The noise is calibrated to this bound, whatever the numbers mean.
 
 Seeds are sealed by HPKE (RFC 9180) with X25519, HKDF-SHA256 and AES-128-GCM. The hash of the header
 is its ``info``, so a sealed seed opens only under the header that the device has seen. The split is
 that of Prio (Corrigan-Gibbs and Boneh, NSDI 2017); the IETF's DAP has the same two parties.
 
 The helper has a signing key, which devices pin, and HPKE keys that it signs. Each is valid for a
-month and then destroyed, so that seeds that were sealed for it can no longer be opened.
+month and then destroyed. After that, seeds that were sealed for it cannot be opened.
 
 Messages are canonical: exactly one sequence of bytes for each value, so that hashes can be
 compared. Fields are JSON with sorted names, without spaces, in ASCII, and bytes in them are
@@ -50,7 +50,7 @@ LEAST_SIGMA, LARGEST_SIGMA = 2**28, 2**54
 """Standard deviations of noise, in integers: multipliers from 1/16 to 4 million."""
 
 MOST_NUMBERS = MOST_REPORTS = 2**20
-"""Most values in a report, and reports in a sum: the sum of so many fits into 64 bits."""
+"""Largest numbers of values in a report and of reports in a sum, which fits into 64 bits."""
 
 VALID_SECONDS = 31 * 86_400
 """How long a new HPKE key is valid."""
@@ -97,7 +97,7 @@ def to_json(fields: Any) -> bytes:
 
 
 def from_json(content: bytes, what: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of canonical bytes; raise DataError if they are others, or damaged."""
+    """Return the fields of canonical bytes; DataError if names differ or bytes are damaged."""
     try:
         fields = json.loads(content.decode("ascii"))
         is_canonical = to_json(fields) == content  # not if a name is repeated
@@ -152,7 +152,7 @@ def framed(fields: Mapping[str, Any], body: bytes) -> bytes:
 
 
 def unframed(content: Any, what: str, names: Iterable[str]) -> tuple[dict[str, Any], bytes]:
-    """Invert :func:`framed`; raise DataError if the bytes are damaged, or no bytes."""
+    """Invert :func:`framed`; raise DataError if the content is damaged or not bytes."""
     if type(content) is not bytes:  # a list of integers, for example
         raise DataError(f"{what} is {type(content).__name__}: must be bytes")
     end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "big")
@@ -187,7 +187,7 @@ class HelperKey:
         return replace(self, signature=signer.sign(self._signed()))
 
     def verified(self, signer: Ed25519PublicKey, now: float) -> X25519PublicKey:
-        """Return the public key; raise SecureError if it is foreign, expired or unusable."""
+        """Return the public key; SecureError if not signed by ``signer``, expired or invalid."""
         try:
             signer.verify(self.signature, self._signed())
         except InvalidSignature:
@@ -198,7 +198,7 @@ class HelperKey:
         try:
             X25519PrivateKey.generate().exchange(public)
         except ValueError:  # a point of low order: no seed can be sealed for it
-            raise SecureError("the helper's key is no valid public key") from None
+            raise SecureError("the helper's key is not a valid public key") from None
         return public
 
     @classmethod
@@ -421,7 +421,7 @@ class SumAnswer:
 
     @classmethod
     def from_bytes(cls, content: bytes, request: SumRequest) -> SumAnswer:
-        """Invert :meth:`to_bytes`; raise DataError if it is no answer to the request."""
+        """Invert :meth:`to_bytes`; raise DataError if it does not answer the request."""
         names = ("groups", "numbers", "refused", "request")
         fields, body = unframed(content, "the helper's answer", names)
         shape = len(request.sizes), request.header.numbers

@@ -1,10 +1,10 @@
-"""What a device in secure sums is asked, and its statistics as a vector of length at most 1.
+"""The request to a device in secure sums, and its statistics as a vector of length at most 1.
 
 Each part of the statistics is divided by its unit, which the server chooses and sends. The vector
-has all parts, and the number of duels. Of a symmetric matrix it has the triangle, with entries off
-the diagonal multiplied by ``sqrt(2)``, so that its length is the Frobenius norm. Noise of standard
-deviation s in each value is then noise of s in entries of the diagonal and of ``s / sqrt(2)`` in
-the others, as :class:`~fldb_flower.federation.exchange.Noise` has it.
+contains all parts and the number of duels. A symmetric matrix is represented by its triangle, with
+off-diagonal entries multiplied by ``sqrt(2)``: its length is then the Frobenius norm. Noise with
+standard deviation s in each value is noise of s in diagonal entries and of ``s / sqrt(2)`` in the
+others, as in :class:`~fldb_flower.federation.exchange.Noise`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Shared:
 
     broadcast: Broadcast
     settings: Settings  # of the server's run, as far as a device needs them
-    duels: int  # about the number, of all devices, that the estimate is based on
+    duels: int  # approximate number of duels of all devices on which the estimate is based
     units: dict[str, float]  # of the parts of the vector; empty if nothing is requested
     features: Features | None = None  # of the federation
 

@@ -21,14 +21,16 @@ _N = TypeVar("_N", int, float)
 class Parser(argparse.ArgumentParser):
     """A parser that prints errors in one line, without the usage.
 
-    The name of the program is by default that of :func:`program`. A description may be the
-    docstring of a module: it is shown without the name of the command and without markup.
+    The name of the program defaults to that of :func:`program`. A description may be the docstring
+    of a module, which is shown without the name of the command and without markup.
     """
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("prog", program())
         if text := options.get("description"):
-            text = re.sub(r"\A`python -m [^`]*`: (.)", lambda match: match[1].upper(), text)
+            text = re.sub(
+                r"\A`(?:fldb|python -m) [^`]*`: (.)", lambda match: match[1].upper(), text
+            )
             options["description"] = text.replace("``", "")
         super().__init__(**options)
 
@@ -78,7 +80,7 @@ class OutputHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def bounded(kind: type[_N], least: float, most: float = math.inf) -> Callable[[str], _N]:
-    """Return the type of an argument: a finite number within limits, both included."""
+    """Return an argument type: a finite number within limits, both inclusive."""
     limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
     what = "a whole number" if kind is int else "a number"
 

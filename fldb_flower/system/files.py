@@ -50,10 +50,10 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def reason_of(error: OSError) -> str:
-    """Return why a file or a folder cannot be used, in words of the system.
+    """Return the system's reason why a file or a folder cannot be used.
 
-    Python reports a loop of symbolic links, or one to nothing, as an existing file, if it is to be
-    created as a folder.
+    When a folder is to be created, Python reports a loop of symbolic links, or a dangling link, as
+    an existing file.
     """
     if isinstance(error, FileExistsError) and error.filename is not None:
         try:
@@ -79,7 +79,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_writers(path: Path) -> None:
-    """Raise DataError if another user than the one of this process, and root, can write a file."""
+    """Raise DataError if users other than that of this process and root can write a file."""
     if not hasattr(os, "geteuid"):
         raise DataError(f"cannot check who can write {path}: this needs Linux or macOS")
     with reported(DataError, f"read {path}"):
@@ -96,10 +96,10 @@ def check_writers(path: Path) -> None:
 def replace_file(path: Path, content: bytes, mode: int | None = None) -> None:
     """Write a file atomically and durably, replacing an existing one; links are followed.
 
-    After a crash, the file has either the old content or the new content. What a killed process
-    left behind is removed. ``mode`` are its permissions, by default those of the existing file, or
-    else of a new file. An OSError is raised, and nothing is changed, if the file cannot be written,
-    or if something else has its name, such as a device.
+    After a crash, the file has either the old content or the new content. Files that a killed
+    process left behind are removed. ``mode`` are the permissions, by default those of the existing
+    file or of a new one. An OSError is raised, and nothing is changed, if the file cannot be
+    written, or if its name belongs to something else, such as a device.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -257,7 +257,7 @@ def read_part(package: str, name: str) -> str:
         return path.read_text("utf-8")
     except FileNotFoundError:
         raise DataError(
-            f"{path} is missing: a published Flower app has no pages, scripts and styles; use"
+            f"{path} is missing: a published Flower app has no pages, scripts or styles; use"
             " fldb-flower from a clone of its repository, or a wheel built there"
         ) from None
 

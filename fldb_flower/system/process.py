@@ -1,6 +1,6 @@
-"""What holds for the whole process: BLAS threads, processors and memory.
+"""BLAS threads, processors and memory of the process.
 
-Settings are changed by entry points, not on import.
+Only entry points change them; an import does not.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _sharing = [1]  # number of processes that share the processors
 def keep_freed_memory() -> None:
     """Make glibc reuse freed memory instead of returning it to the system.
 
-    Returned pages have to be cleared before they are used again. With the default threshold,
-    that takes half of the time of selection. Other C libraries are not changed.
+    Returned pages must be cleared before they are used again. With the default threshold, this
+    takes half of the time of selection. Other C libraries are not changed.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):  # TypeError: Windows
         mallopt = ctypes.CDLL(None).mallopt
@@ -61,7 +61,7 @@ def processors() -> int:
 
 
 def share_processors(processes: int) -> None:
-    """Leave this process its part of the processors, which so many processes use."""
+    """Limit this process to its part of the processors, which ``processes`` share."""
     _sharing[0] = max(1, processes)
 
 

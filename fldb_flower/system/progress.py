@@ -39,7 +39,7 @@ def progress(
     """Show the progress of a block, and yield a function that counts finished units.
 
     Without a ``unit``, only the time is shown. ``initial`` units were finished before. With
-    ``keep``, the bar is shown at once, and remains afterwards. ``poll`` is called in another thread
+    ``keep``, the bar is shown at once and remains afterwards. ``poll`` is called in another thread
     twice a second and at the end, with the bar, or with None if none is shown.
     """
     bar = _bar(what, total, unit, initial, keep=keep)

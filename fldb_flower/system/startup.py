@@ -1,7 +1,7 @@
 """The start of a command, and its end by a signal.
 
-Commands call :func:`begin` before all other imports, so this module imports almost nothing. It and
-what it imports run with older versions of Python, too.
+Commands call :func:`begin` before all other imports, so this module imports almost nothing. This
+module and its imports also run with older versions of Python.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PROCESS = os.getpid()  # differs in forked processes
 def begin() -> None:
     """End with one line on a signal; check Python, and that no module shadows our packages.
 
-    If the reader of the output has ended, such as ``head``, the command ends with status 1 and
+    If the reader of the output, such as ``head``, has ended, the command ends with status 1 and
     without a message.
     """
     if sys.version_info < PYTHON:
@@ -179,7 +179,7 @@ def watching_signals(on_signal: Callable[[int], None]) -> Iterator[None]:
     """Call a function in another thread for each SIGINT or SIGTERM in this block.
 
     Python calls handlers in the main thread, after the operation of NumPy that runs there. That may
-    take minutes. Does nothing in another thread than the main one.
+    take minutes. Does nothing outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Reader of comparisons in tables as people have them: CSV, TSV, with semicolons, or Excel."""
+"""Reader of tables of comparisons: CSV, TSV, with semicolons, or Excel."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Comparisons(NamedTuple):
 def read_comparisons(file: Path) -> Comparisons:
     """Return the comparisons in a file; see :func:`parse_comparisons`.
 
-    The separator of a text is the one of comma, semicolon and tab that its first line has most
-    often.
+    The separator of a text file is the most frequent one of comma, semicolon and tab in its first
+    line.
     """
     name = one_line(file)
     try:
@@ -55,7 +55,7 @@ def read_comparisons(file: Path) -> Comparisons:
     except ImportError as error:
         raise extra_missing(f"{name}: Excel", "excel", "a CSV file", error) from None
     except UnicodeDecodeError:
-        raise DataError(f"{name}: it is not a UTF-8 text; save it as CSV in UTF-8") from None
+        raise DataError(f"{name}: it is not UTF-8 text; save it as CSV in UTF-8") from None
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
     except ValueError as error:  # of pandas

@@ -26,7 +26,7 @@ VARIANCES = (0.0, *(10.0 ** np.linspace(-2.0, 2.0, 9)).tolist())
 """Values of v that are tried; 0: people do not differ."""
 
 _DRAWS, _ROUNDS, _STEPS = 20_000, 100, 200
-_NORMAL = 1.959964  # the quantile of a 95 % interval
+_NORMAL = 1.959964  # the quantile of a 95% interval
 
 
 class Fit(NamedTuple):
@@ -45,15 +45,15 @@ class Ranking:
     ----------
     table : DataFrame
         A row per item, best first: ``rank``, ``item``, ``utility`` (in logits, with mean 0),
-        ``low`` and ``high`` (95 % interval of the utility), ``best`` (probability that the item has
+        ``low`` and ``high`` (95% interval of the utility), ``best`` (probability that the item has
         the largest utility), ``wins``, ``losses`` and ``ties``.
     variance : float or None
-        v, the variance of people's utilities about the common ones; None with one person.
+        v, the variance of people's utilities around the common ones; None with one person.
     log_loss : tuple of float
-        Mean log loss of comparisons that were left out, predicted by the common utilities and, with
-        more than one person, by the person's own.
+        Mean log loss of left-out comparisons, predicted by the common utilities and, with more than
+        one person, by the person's own.
     accuracy : tuple of float
-        Share of them whose winner is predicted; ties are left out.
+        Fraction of them whose winner is predicted; ties are ignored.
     notes : tuple of str
         Facts that limit what the ranking means: groups of items that were never compared, items
         that never lost or never won, and cycles.
@@ -79,16 +79,16 @@ class Ranking:
 
 
 def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ranking:
-    """Return the ranking of compared items, also with ``fldb rank FILE``.
+    """Rank items from comparisons, as ``fldb rank FILE`` does.
 
     Parameters
     ----------
     comparisons : DataFrame, str or Path
-        A table with a row per comparison, or its file: CSV, TSV, with semicolons, or Excel. The
+        A table with a row per comparison, or a file: CSV, TSV, with semicolons, or Excel. The
         columns are ``winner`` and ``loser``; or ``first``, ``second`` and ``preference``, which is
         1 or ``first`` (the first item was preferred), 0 or ``second``, 0.5 or ``tie``, a number
         between, or the name of the preferred item. Optional columns are ``person``, ``tie`` (yes or
-        no: winner and loser are equal) and ``count``. Upper case and other columns are ignored.
+        no: winner and loser are equal) and ``count``. Case and other columns are ignored.
     ridge : float
         Precision of the prior of each utility, N(0, 1 / ridge), above 0. With one person, the
         utilities are those of logistic regression on indicators of the items with
@@ -102,8 +102,8 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
     Raises
     ------
     DataError
-        A column is missing or a value is invalid; the message names its row, from 2 as in a
-        spreadsheet.
+        A column is missing or a value is invalid; the message names the row as in a spreadsheet,
+        where row 1 is the header.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
 
 
 def _ranking(data: Comparisons, ridge: float) -> Ranking:
-    """Return the ranking; v is the value that predicts comparisons best that are left out."""
+    """Return the ranking with the v that best predicts left-out comparisons."""
     fits = [fit(data, ridge, v) for v in (VARIANCES if len(data.people) > 1 else (0.0,))]
     losses = [_log_loss(each.left_out, data) for each in fits]
     place = int(np.argmin(losses))
@@ -196,7 +196,7 @@ def fit(data: Comparisons, ridge: float, variance: float) -> Fit:
             break
     else:
         raise ConvergenceError(
-            f"ridge={ridge:g}: the ranking was not found within {_ROUNDS} rounds; increase it"
+            f"ridge={ridge:g}: the ranking did not converge in {_ROUNDS} rounds; increase the ridge"
         )
     covariance, left_out = np.linalg.inv(precision), np.empty(len(data.first))
     for (items, duels), each, point, (gain, hessian) in zip(own, rows, points, fits, strict=True):
@@ -249,7 +249,7 @@ def _posterior(
         point, gradient, hessian = trial, new, curvature
         if not moved:
             return point, hessian
-    raise ConvergenceError(f"the ranking was not found within {_STEPS} steps; increase the ridge")
+    raise ConvergenceError(f"the ranking did not converge in {_STEPS} steps; increase the ridge")
 
 
 def _left_out(data: Comparisons, point: Array, covariance: Array) -> Array:
@@ -336,7 +336,7 @@ def _names(data: Comparisons, items: Array, most: int = 4) -> str:
 
 
 def _reachable(links: Array) -> Array:
-    """Return which items can be reached from which along links; each item is linked to itself."""
+    """Return, for each item, the items that can be reached along links, including itself."""
     while True:
         longer = ((links @ links) > 0).astype(float)
         if (longer == links).all():

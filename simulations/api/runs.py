@@ -32,7 +32,7 @@ from fldb_flower.runs.results import (
     result_files,
     save_files,
 )
-from fldb_flower.runs.styles import style_of
+from fldb_flower.runs.styles import dashed
 from fldb_flower.settings import Settings, from_keywords, keyword_entry, to_dotted, unused
 from simulations.saved_runs import Run, Unfinished, find_runs, parse, read_run, varying
 from simulations.sweeps.tables import table
@@ -108,7 +108,7 @@ class Result:
             Axes to draw in; those of a new figure by default.
         **style
             Properties of the :class:`matplotlib.lines.Line2D`. By default, the first curve of an
-            algorithm has its color, line style and label; further ones have another color.
+            algorithm has its color, dash pattern and label; further ones have another pattern.
 
         Returns
         -------
@@ -125,10 +125,9 @@ class Result:
         ['FLDB-OGD', 'FLDB-ONS']
         """
         ax, algorithm = axes_for(ax), str(self.settings["algorithm"])
-        default = style_of(algorithm)
+        others = [gid for line in ax.lines if (gid := line.get_gid())]
+        default = dashed([*others, algorithm])[-1]
         look = {"label": default["label"], "gid": algorithm, **line_style(default)}
-        if any(line.get_gid() == algorithm for line in ax.lines):
-            look |= {"color": f"C{len(ax.lines)}", "linestyle": "-"}
         x, y = self.regret["iteration"], self.regret["cumulative_regret"]
         (line,) = ax.plot(x, y, **look)
         line.set(**style)
@@ -197,8 +196,8 @@ def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
     Parameters
     ----------
     path : path-like
-        The folder of a run, as :meth:`Result.save`, ``python -m simulations.run`` and ``flwr run``
-        write it, or a folder that contains some.
+        The folder of a run, as written by :meth:`Result.save`, ``fldb run`` or ``flwr run``, or a
+        folder that contains such folders.
 
     Returns
     -------
@@ -242,7 +241,7 @@ def load(path: str | PathLike[str]) -> Result | pd.DataFrame:
 
 
 class Callback:
-    """Base class of callbacks of :func:`run`: override what is needed.
+    """Base class of callbacks of :func:`run`: override the methods that are needed.
 
     Examples
     --------
@@ -268,7 +267,7 @@ class Callback:
         Parameters
         ----------
         history : History
-            It must not be changed. Its attributes are ``iteration``, ``regret``, ``exchanges``,
+            Must not be modified. Its attributes are ``iteration``, ``regret``, ``exchanges``,
             ``rounds``, ``uploaded_bytes``, ``downloaded_bytes``, ``log_loss``, ``accuracy`` and
             others; see :class:`fldb_flower.federation.history.History`.
         """
@@ -291,8 +290,8 @@ def run(
     settings : mapping, optional
         Settings by name, such as ``result.settings``. Keyword arguments take precedence.
     callbacks : iterable of Callback, optional
-        Called after each round, and with the result. ``engine="flower"`` allows none, because its
-        server is another process.
+        Called after each round, and with the result. ``engine="flower"`` does not support them,
+        because its server is another process.
     **values
         Settings by name. The names are those of ``flwr run`` with underscores: ``tau``,
         ``environment="movielens"``, ``environment_path``, ``schedule="geometric"``,
@@ -316,7 +315,7 @@ def run(
     >>> fldb.run(algorithm="fldb_ons", num_agents=10, horizon=20, tau=1, seed=0)
     Result(fldb_ons on synthetic, num_agents=10, horizon=20, tau=1, seed=0: final regret ...)
 
-    Settings of a group have its name in front, with an underscore or a dot:
+    Names of settings in a group start with the name of the group and an underscore or a dot:
 
     >>> a = fldb.run(environment_sigma=0.3, num_agents=10, horizon=20)
     >>> b = fldb.run({"environment.sigma": 0.3}, num_agents=10, horizon=20)

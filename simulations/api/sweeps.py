@@ -82,11 +82,11 @@ def sweep(
     settings : mapping, optional
         Settings by name, as in :func:`run`. Keyword arguments take precedence.
     jobs : int
-        Number of processes. On Linux they are forks of this one, so what was registered is known.
+        Number of processes. On Linux, they are forks of this one and know what it registered.
         Elsewhere, a script needs ``if __name__ == "__main__":``.
     directory : path-like, optional
-        Folder for the files of all runs and their table ``sweep.csv``. Runs that finished there
-        before are read back. By default, no files are written.
+        Folder for the files of all runs and their table ``sweep.csv``. Runs that have finished
+        there are read back. By default, no files are written.
     progress : bool
         Whether to show a progress bar, on a terminal or in a notebook.
     **values
@@ -213,7 +213,7 @@ def _outcomes(calls: list[_Call], jobs: int, done: Callable[..., object]) -> lis
     except BrokenProcessPool:
         raise FldbError(
             f"a process of the sweep with jobs={jobs} ended: out of memory, or a script without"
-            ' `if __name__ == "__main__":`; jobs=1 needs no other process'
+            ' `if __name__ == "__main__":`; jobs=1 starts no process'
         ) from None
 
 

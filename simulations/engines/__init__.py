@@ -1,4 +1,4 @@
-"""Engines: what carries a run's exchanges."""
+"""Engines, which carry out the exchanges of a run."""
 
 SLOW_START = "node timed out during startup"
 """Words of Ray's error if a new node is not ready after 30 seconds, a limit without a setting."""

@@ -25,9 +25,9 @@ from simulations.engines import SLOW_START, STARTS
 from simulations.engines.vectorized import Worker, joined, split
 
 LOCAL = "local"  # address for which Ray starts a cluster on this machine
-REPLAYED = 32  # exchanges after which the state of the agents is saved again, at least
-ATTEMPTS = 4  # of a call if actors are lost
-START_SECONDS = 300.0  # for all actors to start
+REPLAYED = 32  # minimum number of exchanges between two saved states of the agents
+ATTEMPTS = 4  # attempts of a call if actors are lost
+START_SECONDS = 300.0  # time limit for the start of all actors
 _RELEASE_SECONDS, _POLL_SECONDS, _CONNECT_SECONDS = 20.0, 0.05, 10.0
 _CATALOGUES: tuple[Catalogue, ...] = (ALGORITHMS, SELECTIONS, ENVIRONMENTS)
 _LOG = logging.getLogger("fldb_flower")
@@ -111,10 +111,10 @@ class Actor(Worker):
 class RayWorkers:
     """Shards in actors, one for each free CPU of the cluster.
 
-    The states of all shards are kept with the broadcasts since then, in Ray's object store. If an
-    actor is lost, another one restores its states and gets the broadcasts again, so that the
-    results are identical. States are saved every `REPLAYED` exchanges, or less often if saving
-    takes more than a share of ``1 / CHECKPOINT_COST`` of the time.
+    The states of all shards, and the broadcasts since they were saved, are kept in Ray's object
+    store. If an actor is lost, another one restores its states and receives these broadcasts again,
+    so the results are identical. States are saved every `REPLAYED` exchanges, or less often if
+    saving takes more than ``1 / CHECKPOINT_COST`` of the time.
     """
 
     def __init__(self, settings: Settings, shards: Sequence[range]) -> None:

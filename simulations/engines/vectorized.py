@@ -190,8 +190,8 @@ neither would see that the other process has ended.
 class Processes:
     """Shards in processes forked from this one.
 
-    They are killed when this object is closed or deleted, and when Python exits, and end by
-    themselves when this process ends in another way. They are not asked to end: they may be busy or
+    They are killed when this object is closed or deleted and when Python exits, and end on their
+    own when this process ends in another way. They are not asked to end: they may be busy or
     blocked, and have nothing to save.
     """
 

@@ -1,1 +1,1 @@
-"""Sweeps: the jobs of `python -m simulations.run -m`, and the tables of their results."""
+"""Sweeps: the jobs of `fldb sweep`, and the tables of their results."""

@@ -30,7 +30,7 @@ from simulations.sweeps.plan import describe_exception
 
 ERROR = "error.txt"
 """Reason of a failed job: one line, and the stack trace of an unexpected exception."""
-_SOURCE = "the command line or conf/"  # of settings, in messages
+_SOURCE = "the command line or conf/"  # source of settings, in messages
 
 
 def settings_of(config: DictConfig) -> Settings:

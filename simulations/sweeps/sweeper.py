@@ -110,9 +110,9 @@ class GridSweeper(Sweeper):
             if "experiment" in swept and config.hydra.sweeper.params:
                 names = ",".join(choices["experiment"])
                 raise SettingsError(
-                    f"experiment={names} (from {_SOURCE}): one that defines what is swept must be"
-                    f" the only one, as in -m experiment={names.partition(',')[0]}; the paper's"
-                    f" figures are drawn by python -m simulations.figures {names.replace(',', ' ')}"
+                    f"experiment={names} (from {_SOURCE}): one that defines a sweep must be the"
+                    f" only one, as in fldb sweep experiment={names.partition(',')[0]}; the paper's"
+                    f" figures are drawn by fldb figures {names.replace(',', ' ')}"
                 )
             own = None if subdir == _NUMBERED else self._folder / str(config.hydra.sweep.subdir)
             return settings_of(config), own
@@ -153,7 +153,7 @@ class GridSweeper(Sweeper):
     def _progress(self, todo: Sequence[Job], total: int) -> Iterator[None]:
         """Show the progress: a bar in a terminal, one line elsewhere.
 
-        Files in the folders of the jobs, which may run in any process, show which of them ended.
+        Jobs may run in any process. The files in their folders show which of them ended.
         """
         earlier = total - len(todo)
         if not is_shown():
@@ -274,9 +274,9 @@ def quoted(text: str) -> str:
 class CachingLoader:
     """Composes the configuration of a job once for each choice of configuration groups.
 
-    Hydra needs a tenth of a second to compose a configuration, mostly to read and merge the same
-    files. Here, overrides of single settings are applied to a copy (by pickle, which takes a
-    seventh of the time of ``copy.deepcopy``). Other methods are those of Hydra's loader.
+    Hydra takes a tenth of a second to compose a configuration, mostly to read and merge the same
+    files. Here, overrides of single settings are applied to a copy (by pickle, in a seventh of the
+    time of ``copy.deepcopy``). Other methods are those of Hydra's loader.
     """
 
     def __init__(self, loader: ConfigLoader) -> None:

@@ -30,15 +30,15 @@ from simulations.saved_runs import (
 )
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
-_MAX_ROWS = 60  # of the printed table
-_MAX_LETTERS = 40  # of a line of a label
-_LABEL_HEIGHT = 0.14  # of a line of a label, in inches
+_MAX_ROWS = 60  # rows of the printed table
+_MAX_LETTERS = 40  # letters in a line of a label
+_LABEL_HEIGHT = 0.14  # height of a line of a label, in inches
 
 
 def report(
     runs: Sequence[Run], errors: Sequence[str], folder: Path, swept: Collection[str] = ()
 ) -> None:
-    """Write and print the tables of a sweep, and its errors; exit with status 1 if there are any.
+    """Write and print the tables of a sweep, and its errors; exit with status 1 after errors.
 
     The tables have a column for each swept setting, even if only one of its values has a result.
     Tables of an earlier sweep are removed.

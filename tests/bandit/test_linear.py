@@ -73,6 +73,17 @@ def test_forms_with_many_diagonals_are_those_of_each_inverse(d, rank, diagonals,
             np.testing.assert_allclose(found[:, agent, number], exact, rtol=1e-9, atol=1e-9)
 
 
+def test_forms_of_many_matrices_are_those_of_each():
+    """``(M + D)^-1`` of diagonal matrices by hand, for 3,000 agents with 11 diagonals."""
+    values, vectors = np.random.default_rng(0).random((2, 3000, 2))
+    shifts = 1.0 + np.arange(22.0).reshape(2, 1, 11) + np.zeros((2, 3000, 11))
+    found = shifted_forms(values[:, :, None] * np.eye(2), shifts, vectors, values)
+    inverses = 1.0 / (values[..., None] + shifts.swapaxes(0, 1))
+    for form, right in zip(found, (vectors, values), strict=True):
+        expected = ((vectors * right)[..., None] * inverses).sum(axis=1)
+        np.testing.assert_allclose(form, expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("scale", [1e-140, 1.0, 1e8, 1e140])
 def test_norms_where_the_ridge_is_lost(scale):
     """400 equal duels x: ``||x||`` is 1 / 20, and the norm of an unseen direction is very large."""

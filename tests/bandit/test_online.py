@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
+from fldb_flower.bandit import newton
 from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.bandit.estimates import OwnEstimates, PersonalEstimates
 from fldb_flower.bandit.online import learn_duel, next_fit
@@ -55,6 +56,45 @@ def test_fits_by_the_ratio():
     assert after == [0, *FITTED]
     assert [next_fit(n, 1.2, 1) for n in (4, 7, 8, 10, 12)] == [5, 8, 10, 12, 15]
     assert [next_fit(n, 1.0, 5) for n in (0, 1, 7, 10**6)] == [1, 2, 8, 10**6 + 1]
+
+
+def test_a_fit_to_one_more_duel_takes_two_passes(monkeypatch):
+    """It starts at the minimiser of the former expansions and the new duel's, not at the former."""
+    passes, agents, d = [], 20, 5
+    residuals = newton.win_residuals
+    monkeypatch.setattr(newton, "win_residuals", lambda z: passes.append(len(z)) or residuals(z))
+    rng = np.random.default_rng(0)
+    theta, estimates = rng.standard_normal((agents, d)), PersonalEstimates(agents, d, RIDGE)
+    none, eye = np.zeros((agents, d)), np.eye(d)
+    prior = CommonPrior(20.0 * eye, np.ones(d), 0.5, 1.0)
+    counted = ShareChange(none[..., None] * eye, none, np.zeros(len(VARIANCES)), 0.0, 0.0)
+    for count in range(300):
+        estimates.receive(prior, counted, np.ones(agents))
+        if count == 150:
+            passes.clear()
+        x = 0.2 * rng.standard_normal((agents, d))
+        estimates.add(x, (rng.random(agents) < expit((theta * x).sum(axis=1))) * 1.0)
+    assert sum(passes) <= 2.2 * 150 * agents
+
+
+@hypothesis_settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.integers(0, 10**6), st.sampled_from([1e-6, 1e-3, 1.0]), st.booleans())
+def test_expansions_are_those_at_the_minimisers(seed, distance, many):
+    """From any start, and for enough agents that their Hessians are computed in blocks."""
+    rng = np.random.default_rng(seed)
+    agents, d, count = (3, 4, 30) if not many else (40, 4, 600)
+    duels = rng.standard_normal((agents, d, count))
+    point = rng.standard_normal((agents, d))
+    errors = expit((point[:, None] @ duels)[:, 0]) - 1.0  # all answers are 1
+    mean = point + (duels @ errors[..., None])[..., 0]  # with it, the point is the minimiser
+    start = point + distance * rng.standard_normal((agents, d))
+    found = newton.minimise(start, newton.Loss(duels), np.eye(d), mean)
+    np.testing.assert_allclose(found.point, point, rtol=1e-9, atol=1e-9)
+    curvatures = -errors * (1.0 + errors)
+    hessian = np.einsum("ai,adi,aei->ade", curvatures, duels, duels)
+    np.testing.assert_allclose(found.hessian, hessian, rtol=1e-8, atol=1e-9 * hessian.max())
+    linear = (hessian @ point[..., None] - duels @ errors[..., None])[..., 0]
+    np.testing.assert_allclose(found.linear, linear, rtol=1e-8, atol=1e-9 * abs(linear).max())
 
 
 @hypothesis_settings(deadline=None, derandomize=True, max_examples=40)

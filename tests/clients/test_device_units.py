@@ -154,9 +154,9 @@ def test_columns_are_matched_by_name(agent):
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (FLATS.rename(columns={"size": "rooms"}), "size missing; rooms unknown or there twice"),
-        (FLATS.assign(rooms=1), "columns rooms unknown or there twice; must be price, size"),
-        (FLATS[["size", "size", "price"]], "columns size unknown or there twice"),
+        (FLATS.rename(columns={"size": "rooms"}), "size missing; rooms unknown or duplicated"),
+        (FLATS.assign(rooms=1), "columns rooms unknown or duplicated; must be price, size"),
+        (FLATS[["size", "size", "price"]], "columns size unknown or duplicated"),
         (FLATS.replace(700.0, np.nan), "column price of row mitte is nan: must be within"),
         (FLATS.assign(size=["s", "m", "l"]), "column size of row kreuzberg is 's': must be within"),
         (FLATS.assign(size=[50, None, 1]), "column size of row mitte is nan"),

@@ -665,8 +665,8 @@ def test_progress_and_the_estimate_are_shown(page, start):
         for value in ("−2.00", "+1.00", "+0.50", "+0.40", "+0.30", "+0.25", "−0.20", "+0.10")  # noqa: RUF001
     ]
     said = texts(page, "#bars .unseen")
-    assert said[0] == "−2.00, 95 % interval from −2.55 to −1.45"  # noqa: RUF001
-    assert said[-1] == "+0.10, 95 % interval from −0.45 to +0.65"  # noqa: RUF001
+    assert said[0] == "−2.00, 95% interval from −2.55 to −1.45"  # noqa: RUF001
+    assert said[-1] == "+0.10, 95% interval from −0.45 to +0.65"  # noqa: RUF001
     assert "1,234 answers" in texts(page, "#learned-note")[0]
     boxes = page.execute_script("""return [...document.querySelectorAll("#bars li")].map((row) => {
       const [track, bar, line] = [".track", ".bar", ".interval"]
@@ -709,15 +709,15 @@ def test_features_have_names_and_arms_are_ranked(page, trains):
     assert texts(page, "#best .words .muted") == ["price 90, time 2", "price 20, time 5.5"]
     assert texts(page, "#favourites-title") == ["Your favourites so far"]
     assert texts(page, "#best .value") == [
-        f"{p:.0f} % ({low:.0f}–{high:.0f} %)"  # noqa: RUF001
+        f"{p:.0f}% ({low:.0f}–{high:.0f}%)"  # noqa: RUF001
         for p, low, high in shares
     ]
     assert texts(page, "#best .unseen") == [
-        f", preferred in {p:.0f} %, 95 % interval from {low:.0f} to {high:.0f} %"
+        f", preferred in {p:.0f}%, 95% interval from {low:.0f}% to {high:.0f}%"
         for p, low, high in shares
     ]
     assert texts(page, "#bars .name") == ["time"]  # the weight of the price is 0
-    note = "From your 1 answer. Each answer counts at once."
+    note = "Based on your 1 answer. Each answer counts immediately."
     assert texts(page, "#learned-note") == [note]
     synchronize(trains, [-1.0, -10.0], 5)
     wait(lambda: texts(page, "#best .label") == ["slow", "fast", "Sleep in a bed"])
@@ -725,6 +725,40 @@ def test_features_have_names_and_arms_are_ranked(page, trains):
     assert texts(page, "#favourites-title") == ["Favourites so far"]
     assert "1,234 answers of all devices" in texts(page, "#learned-note")[0]
     assert "from the next round on" in texts(page, "#learned-note")[0]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [("wide", "light"), ("phone", "dark")])
+def test_after_fifty_answers_the_page_has_a_summary(width, scheme, page, trains):
+    answered, rng = 0, np.random.default_rng(0)
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", WIDTHS[width])
+    emulate(page, "prefers-color-scheme", scheme)
+    page.get(trains.url())
+    for number in (49, 50):
+        with PreferenceAgent(trains.path) as agent:  # prefers short trips
+            while answered < number:
+                duel = agent.propose(rng.normal(size=(4, 2)))
+                agent.record(duel.id, "first" if rng.random() < 0.8 else "second")
+                answered += 1
+        wait_for_answered(page, number)
+        wait(lambda: count(page, "#favourites:not([hidden]) li") == 3)
+        if number == 49:
+            assert count(page, "#summary:not([hidden])") == 0
+    wait(lambda: count(page, "#summary:not([hidden])"))
+    assert texts(page, "#summary-title") == ["Thank you for 50 answers"]
+    with PreferenceAgent(trains.path) as agent:
+        counts = agent.predictions()
+    assert counts["answers"] == 50
+    favourite, features, predictions = texts(page, "#findings li")
+    assert favourite.startswith(f"Your favourite: {texts(page, '#best .label')[0]}. It is")
+    assert " and ".join(texts(page, "#best .label")[1:]) in favourite
+    assert features.startswith(("Clearly preferred: ", "No feature is clearly preferred yet."))
+    assert predictions.startswith(
+        f"{counts['right']} of the last {counts['predicted']} predictions were right, and about"
+        f" {counts['expected']:.0f} were expected."
+    )
+    assert violations(page) == []
+    scroll, seen = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert scroll <= seen
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -760,14 +794,26 @@ SOURCES = [
     ({"answered": 2, "duels": 0, "received": 1}, ZEROS, "Waiting for the first round. What is"
      " learned from the answers of all devices appears here after it."),
     ({"received": 1}, ZEROS, "No preference is visible in the answers so far."),
-    ({"answered": 2}, OWN, "From your 2 answers. Each answer counts at once."),
-    ({"received": 1}, OWN, "From what other devices have learned. Each of your answers counts at"
-     " once."),
-    ({"answered": 1, "received": 1}, OWN, "From your 1 answer and from what other devices have"
-     " learned. Each answer counts at once."),
-    ({"answered": 1, "received": 1}, COMMON, "From 40 answers of all devices, as of the last"
+    ({"answered": 2}, OWN, "Based on your 2 answers. Each answer counts immediately."),
+    ({"received": 1}, OWN, "Based on what other devices have learned. Each of your answers"
+     " counts immediately."),
+    ({"answered": 1, "received": 1}, OWN, "Based on your 1 answer and on what other devices have"
+     " learned. Each answer counts immediately."),
+    ({"answered": 1, "received": 1}, COMMON, "Based on 40 answers from all devices, as of the last"
      " round. Your new answers count from the next round on."),
 ]  # fmt: skip
+ESTIMATE = {"weights": [2.0, -1.0, 0.1], "deviations": [0.5, 0.5, 0.5], "own": True,
+            "names": ["sweet", "hot", "sour"]}  # fmt: skip
+BEST = [{"key": "lassi", "text": "Mango lassi", "preferred": 0.93, "low": 0.874, "high": 0.97},
+        {"key": "milk"}, {"key": "water"}, {"key": "tea"}]  # fmt: skip
+RIGHT = {"predicted": 47, "right": 31, "expected": 29.6}
+FINDINGS = [
+    "Your favourite: Mango lassi. It is preferred to an average option in 93% of cases (95%"
+    " interval: 87 to 97%). Next: milk and water.",
+    "Clearly preferred: more sweet; less hot.",
+    "31 of the last 47 predictions were right, and about 30 were expected. The two options of a"
+    " pair are chosen to be close, which makes answers hard to predict.",
+]
 TIMES = {
     **dict.fromkeys((-5, 0, 59), "just now"), **dict.fromkeys((60, 119), "1 minute ago"),
     120: "2 minutes ago", 3599: "59 minutes ago", 3600: "1 hour ago", 7200: "2 hours ago",
@@ -795,6 +841,13 @@ def test_texts_by_hand(page, start):
         assert call("inRounds", values(**changes)) == text
     for changes, weights, text in SOURCES:
         assert call("sourceOf", values(**changes), weights) == text
+    assert call("findings", ESTIMATE, BEST, RIGHT) == FINDINGS
+    unclear = {**ESTIMATE, "deviations": [9.0, 9.0, 9.0], "own": False}
+    first, second = call("findings", unclear, BEST[:1], {"predicted": 0})
+    assert first.startswith("The favourite of all devices: Mango lassi. It is")
+    assert "Next" not in first
+    assert second == "No feature is clearly preferred yet."
+    assert call("findings", {**ESTIMATE, "names": None}, [], {"predicted": 0}) == []
     script = "return arguments[0].map((s) => inWords(Date.now() / 1000 - s - 0.5))"
     assert page.execute_script(script, list(TIMES)) == list(TIMES.values())
     assert call("inWords", None) == "never"
@@ -969,7 +1022,7 @@ def test_the_page_sends_requests_only_to_its_own_service_and_no_address_has_the_
     assert {f"{own}status", f"{own}duels/next"} <= urls
     assert all(url.startswith((own, "data:")) and TOKEN not in url for url in urls)
     page.get(f"{own}docs")
-    wait(lambda: count(page, ".opblock") == 15)
+    wait(lambda: count(page, ".opblock") == 16)
     urls = requested(page)
     assert f"{own}openapi.json" in urls
     assert all(url.startswith((own, "data:")) for url in urls)

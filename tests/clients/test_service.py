@@ -344,6 +344,20 @@ def test_a_csv_file_has_the_names_of_the_features(trains, path):
         assert other.explain().names == ["price", "time"]
 
 
+def test_predictions_are_those_of_the_last_answers(client, path):
+    nothing = {"answers": 0, "predicted": 0, "right": 0, "expected": 0.0}
+    assert client.get("/predictions").json() == nothing
+    chances = [np.nan, 0.8, 0.3, 0.6, 0.9, *[0.75] * 47]
+    answers = [1.0, 1.0, 1.0, 0.5, 0.0, *[1.0] * 47]
+    with PreferenceAgent(path) as agent:
+        for chance, preference in zip(chances, answers, strict=True):
+            duel = agent.store.propose(np.array([1.0, 0.0]), chance, expire_after=60.0)
+            agent.store.record([(duel.id, preference)])
+    # The first two are no longer counted, and the fourth is a tie.
+    expected = {"answers": 50, "predicted": 49, "right": 47, "expected": 0.7 + 0.9 + 47 * 0.75}
+    assert client.get("/predictions").json() == pytest.approx(expected)
+
+
 def named(**features: float) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in features.items()]
 
@@ -418,7 +432,7 @@ def test_arms_are_proposed_if_no_duel_is_open(path, tmp_path):
 
 
 BAD_CSV = {
-    "": "is empty; it must be a UTF-8 text with the header arm,FEATURE,...",
+    "": "is empty; it must be UTF-8 text with the header arm,FEATURE,...",
     "price\n1\n2\n": "line 1: the header is 'price'; it must be",
     "arm,key,price\na,a,1\n": "line 1: the header is 'arm,key,price'; it must be",
     "arm,price,price\na,1,2\nb,1,2\n": "line 1: the header is 'arm,price,price'; it must be",

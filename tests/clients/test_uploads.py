@@ -17,7 +17,7 @@ from clients.store import DuelStore
 from fldb_flower.linalg.linear import unpack_symmetric
 from fldb_flower.wire import DeviceUploadHeader
 
-DOC = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+DOC = (Path(__file__).parents[2] / "docs" / "deployment" / "messages.md").read_text()
 D = 3
 
 
@@ -64,7 +64,7 @@ def wire(reply: Any) -> bytes:
 
 
 def fields(section: str) -> set[str]:
-    """Return the first column of the tables in a section of docs/deployment.md."""
+    """Return the first column of the tables in a section of docs/deployment/messages.md."""
     (text,) = re.findall(rf"^#+ {section}\n(.*?)(?=^#|\Z)", DOC, re.DOTALL | re.MULTILINE)
     return set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
 

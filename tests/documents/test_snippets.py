@@ -6,9 +6,9 @@ with the changes of :func:`shortened`. The blocks of a page run in order, in a f
 package's source, whose default horizon is short. A comment before a block skips it:
 ``<!-- skip: next "needs a device" -->``.
 
-The blocks of the tutorial for engineers run in test_deployment, and those about secure sums in
-docs/deployment.md in :func:`test_the_setup_of_secure_sums_runs`. Blocks marked ``sh`` are
-commands that other tests start.
+The blocks of the tutorial for engineers run in test_deployment, and those of
+docs/deployment/secure-sums.md in :func:`test_the_setup_of_secure_sums_runs`. Blocks marked ``sh``
+are commands that other tests start.
 """
 
 import os
@@ -175,7 +175,7 @@ def test_guides_run(page, shell, monkeypatch, ratings):
 @pytest.mark.slow
 def test_the_setup_of_secure_sums_runs(shell):
     """The commands create what the file of the vault, and the settings of the run, refer to."""
-    page, work = ROOT / "docs" / "deployment.md", shell.folder / "work"
+    page, work = ROOT / "docs" / "deployment" / "secure-sums.md", shell.folder / "work"
     text = page.read_text()
     command = f"{sys.executable} -m simulations.command"
     short = shell.folder / page.name
@@ -195,7 +195,7 @@ def test_the_setup_of_secure_sums_runs(shell):
     with DuelStore(work / "duels.db") as store:
         spent = Vault(store, config).spent()
     settings = fldb_settings.from_flat(
-        {**tomllib.loads(run), "mode": "devices", "dimension": 6}, "docs/deployment.md"
+        {**tomllib.loads(run), "mode": "devices", "dimension": 6}, "docs/deployment/secure-sums.md"
     )
     assert settings.secure
     assert settings.devices.federation == config.federation
@@ -210,8 +210,9 @@ def test_the_limits_of_a_vault_are_documented(tmp_path):
     with pytest.raises(DataError) as refused:
         read_config(tmp_path / "vault.toml")
     known = str(refused.value).partition("must be one of ")[2].split(", ")
-    part = (ROOT / "docs" / "deployment.md").read_text().partition("### Set up a device")[2]
-    part = part.partition("### Set up the run")[0]
+    page = ROOT / "docs" / "deployment" / "secure-sums.md"
+    part = page.read_text().partition("## Set up a device")[2]
+    part = part.partition("## Set up the run")[0]
     table = dict(re.findall(r"^\| `(\w+)` \| `?(.*?)`? \|", part, re.MULTILINE))
     assert set(table) == set(known) - {"federation", "helper", "dimension"}
     fields = VaultConfig.__dataclass_fields__

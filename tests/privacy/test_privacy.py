@@ -268,7 +268,7 @@ def test_the_summary_reports_what_was_spent(tmp_path):
     run(settings(**ONS, **PERSON), tmp_path / "private")
     entry = summary(tmp_path / "private")["privacy"]
     assert entry.pop("parties") == 1
-    assert entry.pop("note").startswith("the noise is simulated from the seed and protects nobody")
+    assert entry.pop("note").startswith("the noise is drawn from the seed, so it protects nobody")
     assert entry.pop("noise_multiplier") == pytest.approx(0.65294 * math.sqrt(8), rel=1e-3)
     assert entry.pop("spent") == pytest.approx(8.0, rel=2e-3)
     assert entry == {

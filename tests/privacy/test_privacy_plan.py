@@ -93,12 +93,15 @@ def test_the_plan_equals_the_formula():
     assert plan.spent(4 * plan.planned) == pytest.approx(expected, rel=3e-3)
 
 
-# --- the tables of docs/privacy.md -----------------------------------------------------------
+# --- the pages on privacy ---------------------------------------------------------------------
+
+PAGES = [ROOT / "docs" / f"privacy{part}.md" for part in ("", "-cost", "-guarantee")]
+PAGE = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
 
 
 def table(header):
-    """Return the rows of the table of the page that begins with a header, as lists of cells."""
-    lines = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8").splitlines()
+    """Return the rows of the table that begins with a header, as lists of cells."""
+    lines = PAGE.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"| {header} |"))
     rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
@@ -110,7 +113,7 @@ def multiplier_by_formula(epsilon, releases=1):
 
 
 def page_has(*words):
-    text = " ".join((ROOT / "docs" / "privacy.md").read_text(encoding="utf-8").split())
+    text = " ".join(PAGE.split())
     for each in words:
         assert each in text
 
@@ -138,7 +141,8 @@ def test_the_page_has_the_multipliers_and_what_epsilon_means():
     page_has(f"{one:.2f} instead of 1, {three:.2f} instead of 3, and {eight:.1f} instead of 8")
     bound = (math.e - 1 + 2 * DELTA) / (math.e + 1)
     exact = 2 * stats.norm.cdf(0.5 / multiplier_by_formula(1.0)) - 1
-    page_has(f"(e^epsilon + 1)` = {bound:.2f}", f"(true minus false positive rate) is {exact:.2f}")
+    page_has(rf"(e^\varepsilon + 1)$ = {bound:.2f}")
+    page_has(f"(true minus false positive rate) is {exact:.2f}")
 
 
 SECURE = {
@@ -152,7 +156,8 @@ def test_the_page_has_the_charge_of_an_exchange():
     """Of the sum, and of two answers with ten times the noise."""
     assert sorted(KINDS.values()) == [1, 10, 10]
     assert math.isclose(COST, 1.02)
-    page_has("(1 + 1/100 + 1/100) / z^2", "charges 1.02 / z^2 for each exchange", "z is 1% larger")
+    page_has("(1 + 1/100 + 1/100) / z^2", "charges $1.02 / z^2$ for each exchange")
+    page_has("z is 1% larger")
     plan = ReleasePlan(from_flat({**SECURE, "devices-rounds": 16}, "a test"))
     larger = plan.multiplier / multiplier_by_formula(3.0, 16)
     assert larger == pytest.approx(math.sqrt(1.02), rel=1e-3)
@@ -176,9 +181,9 @@ def test_the_page_has_the_limit_of_an_exchange():
 def test_the_discrete_gaussian_is_close_to_a_rounded_one():
     """At the smallest scale, up to 12 standard deviations, with 60 digits."""
     page_has(
-        "8 / s^2 < 2 x 10^-16",
-        "sum to less than 10^-32",
-        f"at least 2^{math.log2(LEAST_SCALE):.0f}",
+        r"8 / s^2 < 2 \times 10^{-16}",
+        "sum to less than $10^{-32}$",
+        f"at least $2^{{{math.log2(LEAST_SCALE):.0f}}}$",
     )
     assert 2 * stats.norm.sf(12) < 1e-32
     with mpmath.workdps(60):

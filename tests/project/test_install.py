@@ -130,7 +130,7 @@ def test_commands_with_pages_refuse_to_run_from_the_bundle(command, bundle, tmp_
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {bundle}/")
-    assert " is missing: a published Flower app has no pages, scripts and styles; use" in line
+    assert " is missing: a published Flower app has no pages, scripts or styles; use" in line
     assert " from a clone of its repository" in line
     assert not list(tmp_path.glob("duels.db*"))
 

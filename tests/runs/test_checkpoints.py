@@ -67,7 +67,7 @@ def test_every_damage_is_refused(tmp_path):
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place])
-        assert "away to start again" in refused(path)
+        assert "move the file to start from the beginning" in refused(path)
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8
         path.write_bytes(flipped)

@@ -116,7 +116,7 @@ def test_the_death_of_the_server_or_of_a_supernode_is_one_line(federation):
     federation.devices[1].kill()
     with pytest.raises(FederationError) as reported:
         follow(federation, WAIT)
-    line = "device2-supernode is needed and does not run: it was ended by SIGKILL; its log is "
+    line = "device2-supernode is needed but is not running: it was ended by SIGKILL; its log is "
     assert str(reported.value) == f"{line}{federation.devices[1].log}"
 
 
@@ -132,7 +132,7 @@ def test_the_helper_is_checked_and_stopped(tmp_path, monkeypatch, secure):
     federation.check()
     running.discard("helper")
     if secure:
-        with pytest.raises(FederationError, match="helper is needed and does not run"):
+        with pytest.raises(FederationError, match="helper is needed but is not running"):
             federation.check()
     else:
         federation.check()

@@ -170,7 +170,7 @@ def test_files_have_commas_semicolons_tabs_or_are_of_excel(tmp_path: Path) -> No
     for file in tmp_path.iterdir():
         assert read_comparisons(file).items == ("tea, green", "mate", "Kaffee für zwei")
     (tmp_path / "latin.csv").write_bytes("winner,loser\nä,b\n".encode("latin-1"))
-    with pytest.raises(DataError, match="it is not a UTF-8 text; save it as CSV in UTF-8"):
+    with pytest.raises(DataError, match="it is not UTF-8 text; save it as CSV in UTF-8"):
         read_comparisons(tmp_path / "latin.csv")
     with pytest.raises(DataError, match="cannot be read"):
         read_comparisons(tmp_path / "none.csv")

@@ -287,6 +287,8 @@ def test_results_contain_participants_and_predictions(tmp_path):
     federation.agents[1].record(duels[4].id, "tie")  # a tie does not count as a prediction
     federation.serve()
     first, second = federation.rows()
+    note = "devices show pairs that are close, so about 50% as predicted is normal"
+    assert federation.lines.count(note) == 2  # once per run
     assert (first["asked"], first["replied"], first["contributed"]) == ("3", "3", "1")
     # Before the first broadcast, the first answer has no prediction; the others have the device's.
     assert (first["duels"], first["predicted"]) == ("8", "7")

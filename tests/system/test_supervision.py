@@ -62,7 +62,6 @@ def test_the_loop_of_the_containers_starts_a_run_only_if_no_server_holds_its_fol
 def test_the_documents_agree_on_the_folder_and_check_it_in_one_way():
     """Every page and file; the folder is that of the settings of the run."""
     texts = [path.read_text() for path in sorted(DEPLOYMENT.iterdir()) if path.is_file()]
-    texts.append((ROOT / "docs" / "deployment.md").read_text())
     found = [each for text in texts for each in re.findall(r"rounds --is-running ([^\s;]+)", text)]
     assert found == [OUTPUT_DIR] * 3
     settings = (DEPLOYMENT / "rounds.toml").read_text(), (DEPLOYMENT / "compose.yaml").read_text()

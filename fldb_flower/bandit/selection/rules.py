@@ -1,4 +1,4 @@
-r"""The selection rules: pure functions, each with its formula and its source; and building blocks.
+r"""Selection rules as pure functions, each with its formula and source, and their building blocks.
 
 All have the signature ``rule(features, theta, whitener, width, noise)``:
 
@@ -12,8 +12,8 @@ All have the signature ``rule(features, theta, whitener, width, noise)``:
 
 They return the numbers of the first and of the second arm, (agents,) each. The two may be equal:
 that duel carries no information, and its regret still counts. Ties go to the lowest number, for
-pairs to the lowest first and then the lowest second arm. Scores that differ by rounding errors
-only are ties (:func:`tie_step`). Rules raise ``FloatingPointError`` if a feature, theta or W is NaN
+pairs to the lowest first and then the lowest second arm. Scores that differ only by rounding errors
+are ties (:func:`tie_step`). Rules raise ``FloatingPointError`` if a feature, theta or W is NaN
 or infinite.
 
 docs/selection.md compares their regret and lists where they differ from their sources.
@@ -346,8 +346,8 @@ def pick(values: Array, arms: Array) -> Array:
 def tie_breaks(features: Array, theta: Array, whitener: Whitener, width: Width) -> Array:
     """Return penalties of the arms, (arms,), that break ties in favour of the lowest number.
 
-    Scores that differ by rounding errors only are ties, so that results do not depend on the order
-    of summation. Raises as :func:`tie_step`.
+    Scores that differ only by rounding errors are ties. Results then do not depend on the order of
+    summation. Raises the errors of :func:`tie_step`.
 
     Examples
     --------
@@ -377,7 +377,7 @@ def tie_step(features: Array, theta: Array, whitener: Whitener, width: Width) ->
 
     Examples
     --------
-    Far below any difference that matters, and above 0:
+    It is far below any relevant difference, and above 0:
 
     >>> import numpy as np
     >>> from fldb_flower.bandit.selection import tie_step, whiten
