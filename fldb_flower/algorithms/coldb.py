@@ -9,7 +9,7 @@ import numpy as np
 
 from fldb_flower.algorithms.base import Independent
 from fldb_flower.bandit import theory
-from fldb_flower.bandit.newton import minimise
+from fldb_flower.bandit.newton import Loss, minimise
 from fldb_flower.bandit.policies import Policy
 from fldb_flower.bandit.selection.rules import Pair
 from fldb_flower.bandit.selection.selector import Selector
@@ -89,7 +89,7 @@ class ClusteredPolicy(Policy):
         """Delete edges, and set the estimates of the clusters."""
         known, d = self._known, duels.shape[1]
         prior = self._ridge, np.zeros(d)
-        own = known["own"] = minimise(known["own"], duels, answers, *prior)
+        own = known["own"] = minimise(known["own"], Loss(duels, answers), *prior).point
         gaps = np.linalg.norm(own[:, None] - own, axis=2)
         known["edges"] &= gaps <= 2.0 * self._bound(answers.shape[1])
         labels, before = components(known["edges"]), known["theta"]
@@ -99,8 +99,8 @@ class ClusteredPolicy(Policy):
             known["information"][members] = self._prior + known["grams"][members].sum(axis=0)
             if len(members) > 1:
                 pooled = duels[members].swapaxes(0, 1).reshape(1, d, -1)
-                start, its_answers = before[members[:1]], answers[members].reshape(1, -1)
-                known["theta"][members] = minimise(start, pooled, its_answers, *prior)
+                loss = Loss(pooled, answers[members].reshape(1, -1))
+                known["theta"][members] = minimise(before[members[:1]], loss, *prior).point
 
     def _bound(self, played: int) -> float:
         """Return f(T), which is the same for all agents."""
