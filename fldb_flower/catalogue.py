@@ -162,8 +162,7 @@ def register_algorithm(
         Value of the setting ``algorithm``, in snake_case.
     agents : {"common", "local", "personal", "uniform", "pooled"}
         Estimate by which agents select: the server's, their own, their own with a prior, or none.
-        With ``pooled``, the algorithm's class attribute ``policy`` selects for all agents at once
-        (``engine=vectorized`` only).
+        With ``pooled``, the class attribute ``policy`` selects for all (``engine=vectorized``).
     keeps_duels : bool
         Whether agents keep counted duels, for exchanges with ``scope="all"``.
     online : bool
