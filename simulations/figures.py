@@ -2,7 +2,7 @@
 
 The settings and curves of a figure are in ``conf/experiment/NAME.yaml``.
 ``+ours`` adds the curves of ``conf/tuned.yaml``: FLDB-ONS, and algorithms of the paper with tuned
-widths. The figure ``regret`` is in the README and not in the paper.
+widths. The figures ``people`` and ``regret`` are not in the paper.
 """
 
 from __future__ import annotations
@@ -68,8 +68,13 @@ PANELS = {
 """Titles of the paper's figures."""
 AGAINST = {"fig2d": "rounds", "fig5a": "tau", "fig5b": "rounds"}
 """Figures of the final regret; the others show the cumulative regret against the iterations."""
-OVERVIEW, _TITLE = "regret", "100 agents learn one preference (K=10, d=5)"
-"""A figure in the README, with the curves of Fig. 1b and tuned ones."""
+PEOPLE, OVERVIEW = "people", "regret"
+OVERVIEWS = {
+    PEOPLE: "100 people who differ along 2 of 10 directions (K=10)",
+    OVERVIEW: "100 agents learn one preference (K=10, d=5)",
+}
+"""Titles of figures that are not in the paper; the last one has the curves of Fig. 1b."""
+_WORDS = {"alone": "each person alone", "FLDB-ONS": "one estimate for all (FLDB-ONS)"}
 
 
 class Result(NamedTuple):
@@ -89,8 +94,8 @@ def curves_of(name: str, *, ours: bool = True) -> dict[str, dict[str, Any]]:
     The curves are those that the experiment sweeps. In figures of the final regret, each point is
     one. ``ours`` adds those of ``+ours``, which the overview always has.
     """
-    if name not in (*PANELS, OVERVIEW):
-        raise SettingsError(f"no figure {name!r}: there are {', '.join([*PANELS, OVERVIEW])}")
+    if name not in PANELS | OVERVIEWS:
+        raise SettingsError(f"no figure {name!r}: there are {', '.join(PANELS | OVERVIEWS)}")
     file = f"{'fig1b' if name == OVERVIEW else name}.yaml"
     base: Any = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / file)
     swept = base.pop("hydra").sweeper.params
@@ -218,7 +223,7 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Seque
     rows = pd.concat(_rows(label, *run) for label in runs for run in runs[label])
     with reported(OutputError, f"write {path}"):
         replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
-    width = width or ("page" if name == OVERVIEW else "column")
+    width = width or ("page" if name in OVERVIEWS else "column")
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -230,7 +235,7 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Seque
         else:
             plots.regret(axes, [_curve(runs[label], label, width, name) for label in runs])
         seeds = plots.errors_text([len(group) for group in runs.values()])
-        axes.set_title(f"{_math(PANELS.get(name, _TITLE))}\n{seeds}")
+        axes.set_title(f"{_math((PANELS | OVERVIEWS)[name])}\n{seeds}")
 
     height = 2.5 if width == "column" else 3.2
     plots.save_figure(path, paint, height=height, width=width, formats=formats)
@@ -248,6 +253,8 @@ def _math(label: str) -> str:
 def _curve(group: _Group, label: str, width: str, name: str) -> plots.Curve:
     narrow = width == "column" and len(label) > 16
     text = _math(label).replace(", ", "\n" if narrow else ", ")
+    if name == PEOPLE:
+        text = _WORDS.get(label, text)
     if name == OVERVIEW:
         count = sum(result.numbers["exchanges"] for _, result in group) / len(group)
         text += f" ({count:,.0f} exchanges)"
@@ -309,7 +316,7 @@ def _formats(text: str) -> tuple[str, ...]:
 def main() -> None:
     """Run the command."""
     parser = Parser(description=__doc__, allow_abbrev=False)
-    known = ", ".join([*PANELS, OVERVIEW])
+    known = ", ".join(PANELS | OVERVIEWS)
     parser.add_argument("name", nargs="*", help=f"{known}, +ours")
     parser.add_argument("--output", type=Path, default=Path("figures"), help="folder")
     parser.add_argument("--movielens", default="", metavar="PATH", help="ratings, for fig1d")

@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean as mean
@@ -35,6 +36,7 @@ from simulations import figures
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "docs" / "templates"
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SEEDS = 10  # of each curve in the figures of the documents
 _NOTE = "<!-- Rendered from {} by `python docs/measure/documents.py`. Edit the template. -->\n"
 
@@ -118,6 +120,7 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
     )
     environment.globals.update(paired=paired, holds=holds, capacity=capacity)
     environment.globals.update(verdict=verdict, difference=difference, tuning=tuning)
+    environment.globals["repository"] = _PROJECT["urls"]["Repository"]
     rendered = {}
     for template in sorted(TEMPLATES.rglob("*.md.j2")):
         place = template.relative_to(ROOT).as_posix()
@@ -179,7 +182,7 @@ def recompute(name: str, content: Any) -> None:
 
 def make_figures() -> dict[str, Any]:
     """Draw the figures of the documents; return their runs and the processor time."""
-    names = [*figures.PANELS, figures.OVERVIEW]
+    names = [*figures.PANELS, *figures.OVERVIEWS]
     begin = os.times().children_user
     with tempfile.TemporaryDirectory() as scratch:
         results = figures.make(
@@ -197,7 +200,9 @@ def make_figures() -> dict[str, Any]:
 
 def figures_runs(name: str) -> dict[str, measured.Run]:
     """Return the curves of a figure as runs of a result file, without values."""
-    on_the_way = [f"regret_{iteration}" for iteration in (100, 200, 300, 400)]
+    curves = figures.curves_of(name)
+    last = min(curve.get("horizon", 500) for curve in curves.values())
+    on_the_way = [f"regret_{each}" for each in (100, 200, 300, 400) if each < last]
     measures = [*(on_the_way if name not in figures.AGAINST else []), "regret", "rounds"]
     return {
         label: {
@@ -205,7 +210,7 @@ def figures_runs(name: str) -> dict[str, measured.Run]:
             "seeds": SEEDS,
             **{key: [] for key in measures},
         }
-        for label, curve in figures.curves_of(name).items()
+        for label, curve in curves.items()
     }
 
 

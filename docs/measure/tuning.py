@@ -117,7 +117,7 @@ def problems() -> dict[str, dict[str, Run]]:
     The problems of docs/selection.md also have runs with the width of the theory.
     """
     found: dict[str, dict[str, Run]] = {}
-    for name in (*figures.PANELS, figures.OVERVIEW):
+    for name in (*figures.PANELS, *figures.OVERVIEWS):
         curves = figures.curves_of(name, ours=False)
         if "LDB" in curves:
             found[name] = _runs(curves["LDB"], METHODS, tried={}, tuned={})

@@ -166,7 +166,7 @@ def test_pictures_are_drawn_from_the_results(tmp_path):
 def test_the_results_match_the_current_figures():
     """Each curve of each panel with its settings; no results of other figures."""
     content = measured.load()["figures"]
-    names = [*figures.PANELS, figures.OVERVIEW]
+    names = [*figures.PANELS, *figures.OVERVIEWS]
     assert sorted(content) == sorted([*names, "processor_seconds"])
     for name in names:
         runs = documents.figures_runs(name)

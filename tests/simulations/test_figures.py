@@ -112,7 +112,7 @@ def test_shades_of_an_algorithm_keep_its_hue_and_differ():
 
 def test_a_tuned_curve_has_the_color_of_its_algorithm_in_every_figure():
     """Its dash pattern does not depend on the other curves; curves of a figure differ."""
-    for panel in (*figures.PANELS, figures.OVERVIEW):
+    for panel in (*figures.PANELS, *figures.OVERVIEWS):
         curves = figures.curves_of(panel)
         if "LDB" not in curves:
             continue
