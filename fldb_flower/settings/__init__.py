@@ -463,7 +463,7 @@ def from_flat(values: Mapping[str, Any], source: str) -> Settings:
 def from_nested(values: Mapping[str, Any], source: str) -> Settings:
     """Build settings from nested snake_case keys, as Hydra composes them; see :func:`from_flat`.
 
-    Texts that are numbers, which resolvers such as ``${oc.env:SEED}`` return, are read as numbers.
+    Strings with numbers, which resolvers such as ``${oc.env:SEED}`` return, are read as numbers.
     """
     dotted, known = dict(flatten(values)), _spelled("dotted")
     for key, value in dotted.items():
