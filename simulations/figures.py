@@ -1,8 +1,8 @@
 """`python -m simulations.figures [NAME ...]`: the paper's figures, and their data as CSV.
 
 The settings and curves of a figure are in ``conf/experiment/NAME.yaml``.
-``+ours`` adds FLDB-ONS, and LDB with a tuned width, as further curves. The figure ``regret`` is in
-the README and not in the paper.
+``+ours`` adds the curves of ``conf/tuned.yaml``: FLDB-ONS, and algorithms of the paper with tuned
+widths. The figures ``people`` and ``regret`` are not in the paper.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fldb_flower.errors import OutputError, SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.runs import plots
 from fldb_flower.runs.results import identity
-from fldb_flower.runs.styles import style_of, styles_of
+from fldb_flower.runs.styles import TUNED_STYLES, shades_of, style_of
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
 from fldb_flower.system.files import replace_file, reported
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SEEDS = 3  # "three independent runs", App. B
-_WIDTH = {"lambda": 1.0, "beta_scale": 0.3}  # docs/selection.md has other values
-_TUNED = {"algorithm": "ldb", **_WIDTH, "tau": 1}  # one run for every tau
-_OURS = {"LDB, tuned": _TUNED, "FLDB-ONS": {"algorithm": "fldb_ons"}}
 _NAMES = {"num_agents": "N", "num_arms": "K"}  # of settings in labels
 _SYMBOLS = {"tau": r"\tau", "sigma^2": r"\sigma^2"}
 _AXES = {"tau": r"communication period $\tau$", "rounds": "communication rounds"}
@@ -71,13 +68,13 @@ PANELS = {
 """Titles of the paper's figures."""
 AGAINST = {"fig2d": "rounds", "fig5a": "tau", "fig5b": "rounds"}
 """Figures of the final regret; the others show the cumulative regret against the iterations."""
-OVERVIEW, _TITLE = "regret", "100 agents learn one preference (K=10, d=5)"
-"""A figure in the README, with the curves of Fig. 1b and tuned ones."""
-_TUNED_OVERVIEW = {
-    "LDB, tuned": _TUNED,
-    "FLDB-GD, tuned": {"algorithm": "fldb_gd", **_WIDTH},
-    "FLDB-ONS, geometric": {"algorithm": "fldb_ons", "schedule": {"name": "geometric"}},
+PEOPLE, OVERVIEW = "people", "regret"
+OVERVIEWS = {
+    PEOPLE: "100 people who differ along 2 of 10 directions (K=10)",
+    OVERVIEW: "100 agents learn one preference (K=10, d=5)",
 }
+"""Titles of figures that are not in the paper; the last one has the curves of Fig. 1b."""
+_WORDS = {"alone": "each person alone", "FLDB-ONS": "one estimate for all (FLDB-ONS)"}
 
 
 class Result(NamedTuple):
@@ -95,10 +92,10 @@ def curves_of(name: str, *, ours: bool = True) -> dict[str, dict[str, Any]]:
     """Return the settings of each curve that differ from the defaults, without the seed.
 
     The curves are those that the experiment sweeps. In figures of the final regret, each point is
-    one. ``ours`` adds those of ``+ours`` to figures with LDB.
+    one. ``ours`` adds those of ``+ours``, which the overview always has.
     """
-    if name not in (*PANELS, OVERVIEW):
-        raise SettingsError(f"no figure {name!r}: there are {', '.join([*PANELS, OVERVIEW])}")
+    if name not in PANELS | OVERVIEWS:
+        raise SettingsError(f"no figure {name!r}: there are {', '.join(PANELS | OVERVIEWS)}")
     file = f"{'fig1b' if name == OVERVIEW else name}.yaml"
     base: Any = OmegaConf.load(Path(conf.__path__[0]) / "experiment" / file)
     swept = base.pop("hydra").sweeper.params
@@ -109,10 +106,9 @@ def curves_of(name: str, *, ours: bool = True) -> dict[str, dict[str, Any]]:
         words = map("=".join, zip(swept, values, strict=False))
         chosen = OmegaConf.from_dotlist(list(words))
         found[_label(chosen)] = chosen
-    if name == OVERVIEW:
-        found |= _TUNED_OVERVIEW
-    elif ours and "LDB" in found:
-        found |= _OURS
+    if ours or name == OVERVIEW:
+        tuned: Any = OmegaConf.load(Path(conf.__path__[0]) / "tuned.yaml")
+        found |= tuned.get(name, {})
     merged: Any = {key: OmegaConf.to_container(OmegaConf.merge(base, found[key])) for key in found}
     return dict(merged)
 
@@ -228,19 +224,19 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Seque
     rows = pd.concat(_rows(label, *run) for label in runs for run in runs[label])
     with reported(OutputError, f"write {path}"):
         replace_file(path, rows.to_csv(index=False, lineterminator="\n").encode())
-    width = width or ("page" if name == OVERVIEW else "column")
+    width = width or ("page" if name in OVERVIEWS else "column")
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        if name == OVERVIEW:
+        if len(runs.keys() & TUNED_STYLES.keys()) > 1:  # their ends are near each other
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
         if name in AGAINST:
             _draw_final(axes, AGAINST[name], rows[rows.iteration == rows.iteration.max()])
         else:
-            plots.regret(axes, [_curve(runs[label], label, width == "column") for label in runs])
+            plots.regret(axes, [_curve(runs[label], label, width, name) for label in runs])
         seeds = plots.errors_text([len(group) for group in runs.values()])
-        axes.set_title(f"{_math(PANELS.get(name, _TITLE))}\n{seeds}")
+        axes.set_title(f"{_math((PANELS | OVERVIEWS)[name])}\n{seeds}")
 
     height = 2.5 if width == "column" else 3.2
     plots.save_figure(path, paint, height=height, width=width, formats=formats)
@@ -255,14 +251,21 @@ def _math(label: str) -> str:
     return re.sub(r"\b(N|K|d|tau|sigma\^2)=([\d.]+)", formula, label)
 
 
-def _curve(group: _Group, label: str, narrow: bool) -> plots.Curve:
-    text = _math(label).replace(", ", "\n" if narrow and len(label) > 14 else ", ")
-    return plots.Curve(group[0][0].algorithm, [result.regret for _, result in group], text)
+def _curve(group: _Group, label: str, width: str, name: str) -> plots.Curve:
+    narrow = width == "column" and len(label) > 16
+    text = _math(label).replace(", ", "\n" if narrow else ", ")
+    if name == PEOPLE:
+        text = _WORDS.get(label, text)
+    if name == OVERVIEW:
+        count = sum(result.numbers["exchanges"] for _, result in group) / len(group)
+        text += f" ({count:,.0f} exchanges)"
+    style = label if label in TUNED_STYLES else group[0][0].algorithm
+    return plots.Curve(style, [result.regret for _, result in group], text)
 
 
 def _draw_final(axes: Axes, against: str, last: pd.DataFrame) -> None:
     groups = list(last.groupby("num_arms"))
-    styles = styles_of(["fldb_ogd"] * len(groups))
+    styles = shades_of("fldb_ogd", len(groups))
     lines = []
     for place, ((arms, part), style) in enumerate(zip(groups, styles, strict=True)):
         table = part.groupby(against).cumulative_regret.agg(["mean", "sem"])
@@ -314,7 +317,7 @@ def _formats(text: str) -> tuple[str, ...]:
 def main() -> None:
     """Run the command."""
     parser = Parser(description=__doc__, allow_abbrev=False)
-    known = ", ".join([*PANELS, OVERVIEW])
+    known = ", ".join(PANELS | OVERVIEWS)
     parser.add_argument("name", nargs="*", help=f"{known}, +ours")
     parser.add_argument("--output", type=Path, default=Path("figures"), help="folder")
     parser.add_argument("--movielens", default="", metavar="PATH", help="ratings, for fig1d")

@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean as mean
@@ -24,15 +25,18 @@ from statistics import median
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, TemplateError
+from scipy.stats import t
 
 import capacity
 import measured
 import pictures
+import tuning
 from pictures import sem
 from simulations import figures
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "docs" / "templates"
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SEEDS = 10  # of each curve in the figures of the documents
 _NOTE = "<!-- Rendered from {} by `python docs/measure/documents.py`. Edit the template. -->\n"
 
@@ -72,6 +76,30 @@ def holds(*ascending: Sequence[float]) -> str:
     return "within noise"
 
 
+def verdict(reference: Sequence[float], values: Sequence[float], margin: float = 0.1) -> str:
+    """Compare the means of a measure, a list of values by seed, with those of a reference.
+
+    ``equal``: two one-sided 5 % t-tests reject differences of ``margin`` times the reference's mean
+    or more: the 90 % interval of the paired difference lies within them. Otherwise ``larger`` or
+    ``smaller`` if the difference is larger than two of its standard errors, else ``undecided``.
+    """
+    difference = paired(reference, values)
+    middle, error = mean(difference), sem(difference)
+    half = float(t.ppf(0.95, len(difference) - 1)) * error
+    if abs(middle) + half < margin * abs(mean(reference)):
+        return "equal"
+    if abs(middle) <= 2 * error:
+        return "undecided"
+    return "larger" if middle > 0 else "smaller"
+
+
+def difference(reference: Sequence[float], values: Sequence[float], digits: int = 1) -> str:
+    """Format the difference ``values - reference``, paired by seed, with its :func:`verdict`."""
+    own, word = paired(reference, values), verdict(reference, values)
+    shown = "equal within 10 %" if word == "equal" else word
+    return f"{signed(mean(own), digits)} ± {fixed(sem(own), digits)} ({shown})"
+
+
 def page_of(template: Path) -> Path:
     """Return the path of the page of a template: ``README.md`` in the root, others in ``docs``."""
     name = template.relative_to(TEMPLATES).as_posix().removesuffix(".j2")
@@ -91,6 +119,8 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
         mean=mean, median=median, sem=sem, mean_sem=mean_sem, fixed=fixed, signed=signed
     )
     environment.globals.update(paired=paired, holds=holds, capacity=capacity)
+    environment.globals.update(verdict=verdict, difference=difference, tuning=tuning)
+    environment.globals["repository"] = _PROJECT["urls"]["Repository"]
     rendered = {}
     for template in sorted(TEMPLATES.rglob("*.md.j2")):
         place = template.relative_to(ROOT).as_posix()
@@ -139,14 +169,20 @@ def recompute(name: str, content: Any) -> None:
     if name == "figures":
         content = make_figures()
     else:
+        content = tuning.problems() if name == "tuned" else content
+        if name == "personal":
+            tuning.extend(content)
+        tuning.tune(content)
         measured.repeat(content)
     measured.write(measured.FOLDER / f"{name}.json", content)
     pictures.draw(name, content)
+    if name == "tuned":
+        tuning.write_curves(content)
 
 
 def make_figures() -> dict[str, Any]:
     """Draw the figures of the documents; return their runs and the processor time."""
-    names = [*figures.PANELS, figures.OVERVIEW]
+    names = [*figures.PANELS, *figures.OVERVIEWS]
     begin = os.times().children_user
     with tempfile.TemporaryDirectory() as scratch:
         results = figures.make(
@@ -164,7 +200,9 @@ def make_figures() -> dict[str, Any]:
 
 def figures_runs(name: str) -> dict[str, measured.Run]:
     """Return the curves of a figure as runs of a result file, without values."""
-    on_the_way = [f"regret_{iteration}" for iteration in (100, 200, 300, 400)]
+    curves = figures.curves_of(name)
+    last = min(curve.get("horizon", 500) for curve in curves.values())
+    on_the_way = [f"regret_{each}" for each in (100, 200, 300, 400) if each < last]
     measures = [*(on_the_way if name not in figures.AGAINST else []), "regret", "rounds"]
     return {
         label: {
@@ -172,7 +210,7 @@ def figures_runs(name: str) -> dict[str, measured.Run]:
             "seeds": SEEDS,
             **{key: [] for key in measures},
         }
-        for label, curve in figures.curves_of(name).items()
+        for label, curve in curves.items()
     }
 
 

@@ -6,7 +6,8 @@ measure, with a value for each seed::
 
     {"settings": {"algorithm": "fldb_ons", "tau": 1}, "seeds": 10, "regret": [...]}
 
-Runs can be repeated and are checked. Other values, such as seconds, are only rendered. The path of
+Runs can be repeated and are checked. ``tuned`` has further settings of a run that tuning.py chose,
+and ``tried`` what it compared. Other values, such as seconds, are only rendered. The path of
 MovieLens is the environment variable FLDB_ML100K. That of a study of real people is relative to
 FLDB_DUELS.
 """
@@ -73,7 +74,7 @@ def is_possible(run: Run) -> bool:
 
 def settings_of(run: Run, seed: int) -> Settings:
     """Return the settings of one seed of a run, with the path of its data."""
-    values, world = {**run["settings"], "seed": seed}, world_of(run)
+    values, world = {**run["settings"], **run.get("tuned", {}), "seed": seed}, world_of(run)
     if world in VARIABLES:
         own = values["environment"]
         path = Path(os.environ[VARIABLES[world]], own.get("path", ""))

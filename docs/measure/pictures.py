@@ -19,8 +19,8 @@ import pandas as pd
 
 import measured
 from fldb_flower.runs.plots import MARKER_CODES, REGRET, errors_text, points, save_figure
-from fldb_flower.runs.styles import ALGORITHM_STYLES, DASHES, MARKERS, SEQUENCE, Style, styles_of
-from memory import VARIED
+from fldb_flower.runs.styles import Style, shades_of, styles_of
+from memory import BASE, VARIED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,7 +133,8 @@ def draw_privacy(figure: Figure, rows: list[dict[str, Any]]) -> None:
     errors = errors_text([len(row["regret"]) for row in shown])
     titles = [f"{NOISES['answer', 1]}; {errors}", NOISES["person", 2]]
     for axes, noise, title in zip(panels, NOISES, titles, strict=True):
-        for number, size in enumerate(sorted({row["num_agents"] for row in shown})):
+        sizes = sorted({row["num_agents"] for row in shown})
+        for size, style in zip(sizes, shades_of("fldb_ons", len(sizes)), strict=True):
             own = [
                 row
                 for row in shown
@@ -141,12 +142,9 @@ def draw_privacy(figure: Figure, rows: list[dict[str, Any]]) -> None:
                 and (row["unit"] == "none" or (row["unit"], row["parties"]) == noise)
             ]
             own.sort(key=lambda row: places[row["epsilon"]])
-            style = Style(
-                label=f"$N$ = {size:,}", color=SEQUENCE[number + 1], dark=SEQUENCE[number + 1],
-                dash=DASHES[number], marker=MARKERS[number],
-            )  # fmt: skip
             where = [places[row["epsilon"]] for row in own]
-            points(axes, [where, *summaries([row["regret"] for row in own])], style, style["label"])
+            values = [where, *summaries([row["regret"] for row in own])]
+            points(axes, values, style, f"$N$ = {size:,}")
         axes.set_yscale("log")
         axes.set_xticks(list(places.values()), [str(each).removesuffix(".0") for each in places])
         axes.set_title(title)
@@ -162,7 +160,7 @@ def draw_scale(figure: Figure, rows: list[dict[str, Any]]) -> None:
     panels = figure.subplots(2, 2, sharey=True)
     lines: dict[str, Any] = {}
     for axes, (name, (_, sizes)) in zip(panels.flat, VARIED.items(), strict=True):
-        styles = iter(ALGORITHM_STYLES.values())
+        styles = iter(shades_of(BASE["algorithm"], 2 * table["backend"].nunique()))
         for backend, part in table[table["varied"] == name].groupby("backend"):
             shown = {"time (s)": part["seconds"], "peak memory (GB)": part["peak MB"] / 1000}
             for kind, values in shown.items():

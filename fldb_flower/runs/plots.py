@@ -68,7 +68,8 @@ _LEAD, _PAD = 0.26, 2  # length of the line to a label in inches, and the gap in
 class Curve(NamedTuple):
     """The cumulative regret of one run, (iterations,), or of several, (seeds, iterations).
 
-    The algorithm determines the style, and without a label also the label.
+    The algorithm, or the label of a tuned curve, determines the style, and without a label also the
+    label.
     """
 
     algorithm: str

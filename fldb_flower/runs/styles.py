@@ -60,11 +60,26 @@ ALGORITHM_STYLES: dict[str, Style] = {
 }
 """Styles by the name of the algorithm."""
 
+
+def _tuned(algorithm: str, place: int, kind: str = "") -> Style:
+    style = ALGORITHM_STYLES[algorithm]
+    return _style(f"{style['label']}{kind}, tuned", style["color"], style["dark"], place)
+
+
+TUNED_STYLES: dict[str, Style] = {
+    style["label"]: style
+    for style in (
+        _tuned("ldb", 4), _tuned("fldb_ogd", 5), _tuned("fldb_gd", 6), _tuned("fldb_ons", 0),
+        _tuned("fldb_ogd", 3, ", geometric"), _tuned("fldb_ons", 7, ", geometric"),
+    )
+}  # fmt: skip
+"""Styles of the curves in ``conf/tuned.yaml`` by their label."""
+
 SEQUENCE = [
     *("#02020c", "#1c0c43", "#450a69", "#6c186e"),
     *("#932667", "#b93556", "#d94d3d", "#f06f20"),
 ]
-"""Ordered colors on white for curves of one algorithm, from Matplotlib's ``inferno``."""
+"""Ordered colors on white for curves of no single algorithm, from Matplotlib's ``inferno``."""
 
 DARK_SEQUENCE = [
     *("#bc3754", "#d44842", "#e8602d", "#f67e14"),
@@ -75,35 +90,64 @@ DARK_SEQUENCE = [
 _REGISTERED = [("#8a6a00", "#c9a227"), ("#4a4fc4", "#a9adff"), ("#a01a58", "#ff9ac1")]
 
 
-def style_of(algorithm: str, place: int = 0) -> Style:
-    """Return the style of an algorithm; ``place`` selects that of one of the user's."""
-    if algorithm in ALGORITHM_STYLES:
-        return ALGORITHM_STYLES[algorithm]
+def style_of(name: str, place: int = 0) -> Style:
+    """Return the style of an algorithm, or of a tuned curve by its label.
+
+    ``place`` selects that of one of the user's algorithms.
+    """
+    if known := ALGORITHM_STYLES.get(name) or TUNED_STYLES.get(name):
+        return known
     color, dark = _REGISTERED[place % len(_REGISTERED)]
-    return _style(algorithm, color, dark, len(ALGORITHM_STYLES) + place)
+    return _style(name, color, dark, len(ALGORITHM_STYLES) + place)
 
 
-def styles_of(algorithms: Sequence[str]) -> list[Style]:
-    """Return the style of each curve of a figure, given the algorithm of each curve.
+def shade(color: str, lightness: float) -> str:
+    """Return a color with another lightness (CIE 1976 L*), mixed with black or white."""
+    wanted = ((lightness + 16) / 116) ** 3
+    parts = [((int(color[i : i + 2], 16) / 255 + 0.055) / 1.055) ** 2.4 for i in (1, 3, 5)]
+    own = 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+    white = max(0.0, (wanted - own) / (1 - own))
+    mixed = [white + (1 - white) * part * min(1.0, wanted / own) for part in parts]
+    coded = [255 * max(0.0, 1.055 * part ** (1 / 2.4) - 0.055) for part in mixed]
+    return "#" + "".join(f"{round(each):02x}" for each in coded)
+
+
+def shades_of(algorithm: str, count: int) -> list[Style]:
+    """Return the styles of ordered curves of one algorithm: shades of its color, dark to light.
+
+    Without an algorithm, their colors are from :data:`SEQUENCE`.
+    """
+    base, most = style_of(algorithm), len(SEQUENCE)
+    ends = (most - 1, max(count - 1, 1)) if count <= most else (most, count)
+    styles = []
+    for place in range(count):
+        step = place * ends[0] // ends[1]
+        color, dark = SEQUENCE[step], DARK_SEQUENCE[step]
+        if algorithm:
+            color, dark = shade(base["color"], 12 + 7 * step), shade(base["dark"], 46 + 7 * step)
+        styles.append(_style(base["label"], color, dark, place))
+    return styles
+
+
+def styles_of(names: Sequence[str]) -> list[Style]:
+    """Return the style of each curve of a figure, given the algorithm or label of each curve.
 
     The first curve of an algorithm has the style of the algorithm. Further curves have the same
-    color, and another dash pattern and marker. If all curves have the same algorithm, their colors
-    are from :data:`SEQUENCE` in their order.
+    color, and another dash pattern and marker. If all curves have the same algorithm, they have
+    :func:`shades_of` its color in their order.
     """
-    count, most = len(algorithms), len(SEQUENCE)
-    if count > 1 and len(set(algorithms)) == 1:
-        label = style_of(algorithms[0])["label"]
-        ends = (most - 1, count - 1) if count <= most else (most, count)
-        steps = [place * ends[0] // ends[1] for place in range(count)]
-        return [
-            _style(label, SEQUENCE[step], DARK_SEQUENCE[step], place)
-            for place, step in enumerate(steps)
-        ]
-    own = [name for name in dict.fromkeys(algorithms) if name not in ALGORITHM_STYLES]
-    first = {name: style_of(name, own.index(name) if name in own else 0) for name in algorithms}
+    if len(names) > 1 and len(set(names)) == 1:
+        return shades_of(names[0], len(names))
+    return dashed(names)
+
+
+def dashed(names: Sequence[str]) -> list[Style]:
+    """Return the styles of curves as :func:`styles_of`, without shades."""
+    own = [name for name in dict.fromkeys(names) if name not in ALGORITHM_STYLES | TUNED_STYLES]
+    first = {name: style_of(name, own.index(name) if name in own else 0) for name in names}
     used = {name: Counter([DASHES.index(first[name]["dash"])]) for name in first}
     styles, seen = [], set()
-    for name in algorithms:
+    for name in names:
         style = first[name]
         if name in seen:  # the dash pattern that it uses least, and then all algorithms
             of_all = sum(used.values(), Counter[int]())

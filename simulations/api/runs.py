@@ -32,7 +32,7 @@ from fldb_flower.runs.results import (
     result_files,
     save_files,
 )
-from fldb_flower.runs.styles import style_of
+from fldb_flower.runs.styles import dashed
 from fldb_flower.settings import Settings, from_keywords, keyword_entry, to_dotted, unused
 from simulations.saved_runs import Run, Unfinished, find_runs, parse, read_run, varying
 from simulations.sweeps.tables import table
@@ -108,7 +108,7 @@ class Result:
             Axes to draw in; those of a new figure by default.
         **style
             Properties of the :class:`matplotlib.lines.Line2D`. By default, the first curve of an
-            algorithm has its color, line style and label; further ones have another color.
+            algorithm has its color, dash pattern and label; further ones have another pattern.
 
         Returns
         -------
@@ -125,10 +125,9 @@ class Result:
         ['FLDB-OGD', 'FLDB-ONS']
         """
         ax, algorithm = axes_for(ax), str(self.settings["algorithm"])
-        default = style_of(algorithm)
+        others = [gid for line in ax.lines if (gid := line.get_gid())]
+        default = dashed([*others, algorithm])[-1]
         look = {"label": default["label"], "gid": algorithm, **line_style(default)}
-        if any(line.get_gid() == algorithm for line in ax.lines):
-            look |= {"color": f"C{len(ax.lines)}", "linestyle": "-"}
         x, y = self.regret["iteration"], self.regret["cumulative_regret"]
         (line,) = ax.plot(x, y, **look)
         line.set(**style)

@@ -171,7 +171,9 @@ def test_plot_and_representations():
     ax.set_yscale("log")
     lowest = min(float(line.get_ydata()[0]) for line in ax.lines)
     assert lowest / 2 < ax.get_ylim()[0] <= lowest
-    assert len({line.get_color() for line in ax.lines}) == 3
+    third = result.plot(ax).lines[-1]
+    assert first.get_color() == second.get_color() == third.get_color()
+    assert ax.lines[2].get_color() != first.get_color()
     show_html = getattr(result, "_repr_html_")  # noqa: B009 - what notebooks call
     assert "final_regret" in show_html()
     assert len(repr(result)) < 120

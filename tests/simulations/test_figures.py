@@ -91,6 +91,43 @@ def test_colors_differ_in_every_vision_and_from_the_background():
         assert lightness == sorted(lightness)
 
 
+def test_shades_of_an_algorithm_keep_its_hue_and_differ():
+    """Lightness ascends by 7; a shade with the lightness of the color is the color."""
+    for name, style in styles.ALGORITHM_STYLES.items():
+        for key, background in (("color", WHITE), ("dark", DARK)):
+            shades = [each[key] for each in styles.shades_of(name, 8)]
+            lightness = [lab(linear(color))[0] for color in shades]
+            np.testing.assert_allclose(np.diff(lightness), 7, atol=0.5)
+            assert min(contrast(color, background) for color in shades) >= 3
+            assert all(closest(shades, vision) >= 5 for vision in VISION)
+            own = lab(linear(style[key]))
+            same = lab(linear(styles.shade(style[key], own[0])))
+            assert np.linalg.norm(same - own) < (1 if own[0] > 8 else 3)  # black has no shade below
+            angle = np.arctan2(own[2], own[1])
+            for color in shades if np.hypot(*own[1:]) > 20 else []:
+                _, a, b = lab(linear(color))
+                turned = np.angle(np.exp(1j * (np.arctan2(b, a) - angle)))
+                assert np.hypot(a, b) < 5 or abs(turned) < 0.6, (name, color)
+
+
+def test_a_tuned_curve_has_the_color_of_its_algorithm_in_every_figure():
+    """Its dash pattern does not depend on the other curves; curves of a figure differ."""
+    for panel in (*figures.PANELS, *figures.OVERVIEWS):
+        curves = figures.curves_of(panel)
+        if "LDB" not in curves:
+            continue
+        found = styles.styles_of(
+            [label if label.endswith("tuned") else curves[label]["algorithm"] for label in curves]
+        )
+        for (label, curve), style in zip(curves.items(), found, strict=True):
+            algorithm = styles.ALGORITHM_STYLES[curve["algorithm"]]
+            assert (style["color"], style["dark"]) == (algorithm["color"], algorithm["dark"])
+            assert style["label"] == label
+            assert style == (styles.TUNED_STYLES.get(label) or algorithm)
+        looks = {(style["color"], tuple(style["dash"])) for style in found}
+        assert len(looks) == len(curves)
+
+
 def test_every_algorithm_has_its_own_dash_pattern_and_marker():
     assert set(styles.ALGORITHM_STYLES) == set(ALGORITHMS)
     own = list(styles.ALGORITHM_STYLES.values())
@@ -324,7 +361,8 @@ def quick(monkeypatch):
     def each_once(settings):
         return {
             each: figures.Result(
-                random.random(each.horizon).cumsum().tolist(), {"rounds": each.horizon // each.tau}
+                random.random(each.horizon).cumsum().tolist(),
+                dict.fromkeys(("rounds", "exchanges"), each.horizon // each.tau),
             )
             for each in settings
         }
@@ -338,18 +376,18 @@ def quick(monkeypatch):
 
 
 def test_a_figure_is_drawn_in_the_formats_and_the_width_asked_for(tmp_path, quick, capsys):
-    quick("fig4a", "+ours", "--output", tmp_path, "--format", "svg,pdf", "--width", "page")
-    names = ["fig4a.svg", "fig4a.pdf"]
+    quick("fig1b", "+ours", "--output", tmp_path, "--format", "svg,pdf", "--width", "page")
+    names = ["fig1b.svg", "fig1b.pdf"]
     assert [Path(line).name for line in capsys.readouterr().out.split()] == names
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["fig4a.csv", *names])
-    svg = tmp_path / "fig4a.svg"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["fig1b.csv", *names])
+    svg = tmp_path / "fig1b.svg"
     assert 'width="486pt"' in svg.read_text()
     shown = texts(svg)
-    for text in ("LDB", "FLDB-OGD", "LDB, tuned", "FLDB-ONS", "iteration $t$"):
+    for text in ("LDB", "FLDB-OGD", "LDB, tuned", "FLDB-ONS, tuned", "iteration $t$"):
         assert shown.count(text) == 1, text
     assert "average cumulative regret" in shown
-    rows = pd.read_csv(tmp_path / "fig4a.csv")
-    assert rows.groupby(["curve", "seed"]).size().tolist() == [500] * 4 * 3
+    rows = pd.read_csv(tmp_path / "fig1b.csv")
+    assert rows.groupby(["curve", "seed"]).size().tolist() == [500] * 7 * 3
     assert set(rows.columns) == {
         *("iteration", "cumulative_regret", "curve", "tau", "num_arms", "rounds", "seed")
     }

@@ -115,7 +115,7 @@ def test_every_config_composes_into_valid_settings(tmp_path):
 
 def test_each_figure_has_its_experiment_and_the_papers_settings():
     experiments = {file.stem for file in (CONF / "experiment").glob("*.yaml")}
-    assert experiments == {*PANELS, "heterogeneity"}
+    assert experiments == {*PANELS, "people", "heterogeneity"}
     fig1c = from_nested(OmegaConf.to_container(composed("experiment=fig1c")), "a test")
     assert (fig1c.num_agents, fig1c.tau, fig1c.num_arms, fig1c.dimension) == (100, 2, 10, 5)
     # App. B: T = 500, lambda = 1 / T, alpha = 1000.
