@@ -107,7 +107,8 @@ def curves_of(name: str, *, ours: bool = True) -> dict[str, dict[str, Any]]:
         chosen = OmegaConf.from_dotlist(list(words))
         found[_label(chosen)] = chosen
     if ours or name == OVERVIEW:
-        found |= OmegaConf.load(Path(conf.__path__[0]) / "tuned.yaml").get(name, {})
+        tuned: Any = OmegaConf.load(Path(conf.__path__[0]) / "tuned.yaml")
+        found |= tuned.get(name, {})
     merged: Any = {key: OmegaConf.to_container(OmegaConf.merge(base, found[key])) for key in found}
     return dict(merged)
 
