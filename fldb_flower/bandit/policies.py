@@ -43,7 +43,7 @@ class Policy:
     """Whether it learns from each duel. If not, several iterations can be selected at once."""
 
     def receive(self, estimate: Estimate | CommonPrior) -> None:
-        """Use what the server sent from now on; the default ignores it."""
+        """Use an estimate of the server from now on; ignored by default."""
 
     def acknowledge(self, counted: int) -> None:
         """Note that the server has counted all uploads up to an iteration; ignored by default."""
@@ -55,7 +55,7 @@ class Policy:
         """
 
     def select(self, iterations: range, features: Array) -> Pair:
-        """Return the numbers of the first and the second arms, each (rows,).
+        """Return the indices of the first and the second arms, each (rows,).
 
         Each iteration is selected once and in order. ``features`` is (rows, arms, d), with a row
         per agent for the first iteration, then for the second, ... There is only one iteration if
