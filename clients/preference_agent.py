@@ -423,8 +423,8 @@ class PreferenceAgent:
         With FLDB-ONS and FLDB-OGD, the server's sums keep the answers that it has counted. With
         FLDB-Personal, the next round subtracts the device's share from the sums; the log losses of
         predictions stay in theirs. Answers that were uploaded but not acknowledged may also be
-        counted; they are not uploaded again. No file of the store contains texts, keys, features or
-        answers afterwards. The last share, a sum over answers, stays until it is subtracted.
+        counted; they are not uploaded again. Afterwards, no file of the store has contents, keys,
+        features or answers. The last share, a sum over answers, stays until it is subtracted.
         """
         return self.store.forget()
 

@@ -172,7 +172,7 @@ class _Stopper:
             leave(number, line)
 
     def line(self) -> str:
-        """Return the line for a run that did not stop by itself."""
+        """Return the line for a run that was stopped at once."""
         if self._sweep:
             return _INTERRUPTED_SWEEP
         kept = "resume=true resumes from the last checkpoint,"

@@ -89,7 +89,7 @@ def find_runs(
 
 
 def _natural_order(name: str) -> tuple[bool, int, str]:
-    """Return a sort key: numbers by value, before texts."""
+    """Return a sort key: numbers by value, before strings."""
     return (False, int(name), name) if name.isdecimal() else (True, 0, name)
 
 
@@ -158,7 +158,7 @@ def _summary(content: bytes) -> dict[str, Any]:
 
 
 def _table(name: str, content: bytes) -> pd.DataFrame:
-    """Return a table of a run: numbers, and lists of nodes as texts."""
+    """Return a table of a run: numbers, and lists of nodes as strings."""
     # Python's float, so that numbers are exactly those of the run.
     exact = dict.fromkeys(("cumulative_regret", *PREDICTIONS), float)
     table = pd.read_csv(io.BytesIO(content), dtype=_TEXTS, converters=exact)

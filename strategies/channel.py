@@ -39,7 +39,7 @@ Watch = Callable[[int, float], None]
 
 
 class Contribution(NamedTuple):
-    """The checked upload of one node, and what else its reply claims, by kind of channel."""
+    """The checked upload of one node, and other claims of its reply, by kind of channel."""
 
     order: Any  # partition or device: identifies the sender, and is the order of summation
     upload: Any

@@ -267,7 +267,7 @@ class SecureChannel(DeviceChannel):
     # One exchange: what is sent and received.
 
     def begin(self, broadcast: Broadcast) -> None:
-        """Fix what the devices are asked; PrivacyError if the budget is spent."""
+        """Prepare the request to the devices; PrivacyError if the budget is spent."""
         self._header, self._included = None, ()
         self._units = self._units_for(broadcast) if broadcast.learns else {}
         asked = Shared(broadcast, self.settings, self.duels, self._units, self.features)

@@ -196,7 +196,7 @@ class _Connection(H11Protocol):
     limits: Limits
     _waiting: tuple[str, object] = "", None
     _since: float  # time of the last change of what the connection waits for
-    _read = 0  # how often the client has read what was waiting
+    _read = 0  # number of times the client has read waiting replies
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -221,7 +221,7 @@ class _Connection(H11Protocol):
             self.transport.abort()
 
     def _awaited(self) -> tuple[str, object]:
-        """Return what the connection waits for, and of which request."""
+        """Return what the connection waits for, and the request."""
         if self.flow.write_paused or self.transport.is_closing():
             return _READER, self._read
         if self.cycle is None or self.cycle.response_complete:

@@ -329,7 +329,7 @@ class DuelStore(Database):
 
     def _running(self) -> float:
         """Return for how many seconds the device was seen to run, whatever its clock says."""
-        # When the device starts again, its uptime begins at 0, and what is unknown is not counted.
+        # After a restart of the device, its uptime begins at 0; unknown time is not counted.
         running, last = self.row("SELECT running, uptime FROM device")
         passed = 0.0 if last is None else self._uptime() - last
         return float(running + (passed if 0.0 < passed <= LONGEST_STEP else 0.0))

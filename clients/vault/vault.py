@@ -139,7 +139,7 @@ def read_config(path: Path) -> VaultConfig:
 
 
 def _valid_instead(name: str, value: Any) -> str:
-    """Return what is valid instead of an entry of the file; empty if it is valid."""
+    """Return a description of valid values if an entry of the file is invalid, else ""."""
     if name in _TEXTS:
         text, pattern = _TEXTS[name]
         return "" if isinstance(value, str) and re.fullmatch(pattern, value) else text
@@ -250,7 +250,7 @@ class Vault:
             return content
 
     def _checked(self, header: Header, key: HelperKey, shared: Shared) -> X25519PublicKey:
-        """Return the helper's key, if a device can report and what it pins is the same."""
+        """Return the helper's key after checking that the device can report and its pins match."""
         if header.task != self._config.task:
             raise SecureError(
                 "the exchange has another federation, helper or dimension than the device's file"

@@ -86,7 +86,7 @@ class Features:
         return theta / self.scales
 
     def to_json(self) -> str:
-        """Return the value as text that :meth:`from_json` reads, with all digits."""
+        """Return a string that :meth:`from_json` reads, with all digits."""
         names = None if self.names is None else list(self.names)
         return json.dumps({"scales": self.scales.tolist(), "names": names})
 
@@ -118,7 +118,7 @@ class Features:
 
 
 def parse_features(text: Any, what: str) -> Features:
-    """Return the features in a text from elsewhere; DataError if it has none."""
+    """Return the features in a string from elsewhere; DataError if it has none."""
     try:
         return Features.from_json(text)
     except ValueError as reason:

@@ -43,7 +43,7 @@ class Policy:
     """Whether it learns from each duel. If not, several iterations can be selected at once."""
 
     def receive(self, estimate: Estimate | CommonPrior) -> None:
-        """Use what the server sent from now on; the default ignores it."""
+        """Use an estimate of the server from now on; ignored by default."""
 
     def acknowledge(self, counted: int) -> None:
         """Note that the server has counted all uploads up to an iteration; ignored by default."""
@@ -55,7 +55,7 @@ class Policy:
         """
 
     def select(self, iterations: range, features: Array) -> Pair:
-        """Return the numbers of the first and the second arms, each (rows,).
+        """Return the indices of the first and the second arms, each (rows,).
 
         Each iteration is selected once and in order. ``features`` is (rows, arms, d), with a row
         per agent for the first iteration, then for the second, ... There is only one iteration if
@@ -314,5 +314,6 @@ _POLICIES: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
 
 def make_policy(settings: Settings, streams: AgentStreams, arrays: Arrays | None = None) -> Policy:
     """Return the policy of the settings' algorithm, on the given kind of arrays."""
-    policy = _POLICIES[ALGORITHMS[settings.algorithm].agents]
+    agents = ALGORITHMS[settings.algorithm].agents
+    policy = _POLICIES.get(agents) or ALGORITHMS.load(settings.algorithm).policy
     return policy(settings, streams, arrays or Arrays())

@@ -176,7 +176,7 @@ class RecordedAnswers(ChangingEnvironment, Protocol):
         Parameters
         ----------
         first, second : ndarray
-            Numbers of the arms among those shown, (rows,), with a row per agent for the first
+            Indices of the arms among those shown, (rows,), with a row per agent for the first
             iteration, then for the second, ...
 
         Returns
@@ -268,6 +268,6 @@ def state_arrays(environment: ChangingEnvironment) -> dict[str, Array]:
     if any(not isinstance(name, str) or each.dtype.hasobject for name, each in arrays.items()):
         raise DataError(
             f"{type(environment).__name__}.state returned {shown(state)}: must return a dict of"
-            " numbers or NumPy arrays of numbers, with texts as names"
+            " numbers or NumPy arrays of numbers, with strings as names"
         )
     return arrays

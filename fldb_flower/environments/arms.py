@@ -1,4 +1,4 @@
-"""Reader of a CSV file of arms: their names, and features that are numbers or texts."""
+"""Reader of a CSV file of arms: names, and features that are numbers or strings."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ArmTable(NamedTuple):
 def parse_arms(content: bytes, largest: float = LARGEST) -> ArmTable:
     """Return the arms of a CSV file; a DataError names the line and the column.
 
-    A column of numbers is a feature. A column of texts gives one feature per text, such as
-    ``colour=red``: 1 for the arms with this text and 0 for the others. Without features, each arm
+    A column of numbers is a feature. A column of strings gives one feature per string, such as
+    ``colour=red``: 1 for the arms with this string and 0 for the others. Without features, each arm
     has an indicator, which gives the model of Bradley and Terry.
     """
     (line, header), *rows = read_rows(content, _VALID)
@@ -77,7 +77,7 @@ def indicators(count: int) -> FloatArray:
 def _numbers(
     column: str, cells: Sequence[str], largest: float, arms: Sequence[str], lines: Sequence[int]
 ) -> FloatArray | None:
-    """Return the numbers of a column, or None if each cell is a text; raise at the first fault."""
+    """Return the numbers of a column, or None if all cells are strings; raise at a fault."""
     numbers = [finite_number(cell) for cell in cells]
     wrong = [number is None or abs(number) > largest for number in numbers]
     if not any(wrong):
@@ -93,7 +93,7 @@ def _numbers(
 
 
 def is_text(cell: str) -> bool:
-    """Return whether a cell is a text, and no number in another notation, such as nan or 1,5."""
+    """Return whether a cell is a string, not a number in another notation such as nan or 1,5."""
     try:
         float(cell.replace(",", "") or "nan")
     except ValueError:

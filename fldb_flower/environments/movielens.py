@@ -22,7 +22,7 @@ from fldb_flower.linalg.arrays import Array, FloatArray, IntArray, namespace
 from fldb_flower.settings import MOVIELENS_DIMENSIONS, MOVIELENS_ITEMS, Settings
 
 _Data: TypeAlias = tuple[FloatArray, FloatArray, str, dict[str, Any]]
-"""Features, ``F``, what the file contains, for error messages, and counts of ratings."""
+"""Features, ``F``, a description of the file for error messages, and counts of ratings."""
 
 
 class MovieLens:

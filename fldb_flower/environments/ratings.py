@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FILES = ("u.data", "ratings.dat", "ratings.csv")  # in order of preference
-ID_LIMIT = 10**9  # ids have at most 9 digits (GroupLens's have 6)
+ID_LIMIT = 10**9  # ids have at most 9 digits (those of GroupLens have 6)
 
 _NAMES = (*FILES, *(f"{name}.gz" for name in FILES))
-_ROLES = {  # what a header calls the columns, in small letters and without spaces and the like
+_ROLES = {  # names of the columns in a header, in lower case and without spaces and the like
     "user": ("user", "userid", "person"), "item": ("item", "itemid", "movie", "movieid"),
     "rating": ("rating", "score", "stars", "like", "liked"), "timestamp": ("timestamp",),
 }  # fmt: skip
@@ -51,7 +51,7 @@ _LONGEST = 1000  # largest number of characters of a line
 class Ratings(NamedTuple):
     """Numbers of the users and of the items, and what they rated: one entry per rating.
 
-    Users and items that are texts are numbered in alphabetical order.
+    Users and items that are strings are numbered in alphabetical order.
     """
 
     users: IntArray
@@ -123,7 +123,7 @@ class _Layout(NamedTuple):
 
 
 def _is_id(text: str) -> bool:
-    """Return whether a text is a whole number, or a name that is no number in any notation."""
+    """Return whether a string is a whole number, or a name that is not a number in any notation."""
     if (number := finite_number(text)) is not None:
         return number >= 0 and number.is_integer()
     is_readable = text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text
@@ -258,7 +258,7 @@ def _parse(text: io.TextIOWrapper, layout: _Layout, *, has_names: bool) -> Ratin
 
 
 def _numbered(column: pd.Series[str], known: dict[str, int]) -> IntArray:
-    """Return the number of each text; ``known`` has those of earlier chunks, and gets new ones."""
+    """Return the number of each string; ``known`` has earlier ones and receives new ones."""
     import pandas as pd  # noqa: PLC0415
 
     codes, texts = pd.factorize(column.str.strip())

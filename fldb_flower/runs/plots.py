@@ -215,7 +215,7 @@ def title_of(settings: Mapping[str, Any]) -> str:
 
 
 def errors_text(seeds: Collection[int]) -> str:
-    """Return what the curves show, from the numbers of their seeds."""
+    """Return a description of the curves, from the numbers of their seeds."""
     least, most = min(seeds), max(seeds)
     if most == 1:
         return "1 seed"

@@ -75,9 +75,10 @@ class EnvironmentSettings(Checked, group="environment"):
 
     :name: Source of arms and preferences.
     :sigma: Heterogeneity (synthetic, changing): agent i has theta_i = theta + N(0, sigma^2 I).
-    :directions: synthetic, changing; needs sigma: number r of directions in which agents differ,
-        with the same total variance; 0.5% of it is spread over all directions. 0: all directions.
-    :clusters: synthetic, changing; needs sigma: number C of clusters of agents. All agents of a
+    :directions: Number r of directions in which agents differ (synthetic, changing; needs sigma).
+        The total variance is the same, and 0.5% of it is spread over all directions. 0: all
+        directions.
+    :clusters: Number C of clusters of agents (synthetic, changing; needs sigma). All agents of a
         cluster have the same theta_i, drawn from theta + N(0, sigma^2 I). Each agent is in a random
         cluster. 0: no clusters.
     :change: changing: change of theta at change_at. flip: theta changes its sign; redraw: theta is
@@ -88,16 +89,17 @@ class EnvironmentSettings(Checked, group="environment"):
         coordinate of theta.
     :path: movielens: ratings, as a file, a folder or the downloaded zip; duels: folder with
         duels.csv and, if arms have features, arms.csv.
-    :play: duels: replay: the policy selects pairs and receives the recorded answers; predict:
-        recorded duels are shown in random order; auto: replay if at least half of the people
-        answered at least 90% of the pairs, otherwise predict.
-    :scale: duels, play=replay: catalogue: features are divided by their standard deviations over
-        the arms, which makes their units irrelevant; none: features are used as they are.
+    :play: duels: how the answers are used. replay: the policy selects pairs and receives the
+        recorded answers; predict: recorded duels are shown in random order; auto: replay if at
+        least half of the people answered at least 90% of the pairs, otherwise predict.
+    :scale: duels, play=replay: scaling of the features. catalogue: they are divided by their
+        standard deviations over the arms, which makes their units irrelevant; none: they are used
+        as they are.
     :max_people: duels: maximum number of people, in the order of duels.csv; 0: no limit.
     :min_answers: duels: minimum number of answers of a person. With play=predict, people with fewer
         than horizon answers are left out as well.
-    :users: movielens: drawn: each agent draws a user in each iteration, as in the paper;
-        persistent: each agent is one user.
+    :users: movielens: the users of agents. drawn: each agent draws a user in each iteration, as in
+        the paper; persistent: each agent is one user.
     :like: movielens: ratings above this number are likes; auto: above 3 on a five-star scale, as in
         the paper; above 0.5 if ratings are 0 or 1; above the person's mean on other scales.
     """
@@ -259,6 +261,8 @@ class Settings(Checked):
     :personal_structure: FLDB-Personal: how agents differ. isotropic: by v in each direction;
         learned: mainly in directions that are estimated as well; auto: learned, but isotropic with
         privacy or with a fixed personal_variance.
+    :coldb_edge: COLDB: factor on the distance of two agents' estimates above which they are not in
+        the same cluster.
     :refit_ratio: LDB, alone, FLDB-Personal: agents fit theta_i to all of their own duels each time
         the number of duels has grown by this ratio, and take a step of O(d^2) for each duel in
         between; 1: fit after each duel.
@@ -335,6 +339,7 @@ class Settings(Checked):
     personal_width: float = setting(0.5, NOT_NEGATIVE)
     personal_variance: float | str = setting(AUTO, POSITIVE)
     personal_structure: str = setting(AUTO, (AUTO, "learned", "isotropic"))
+    coldb_edge: float = setting(1.0, NOT_NEGATIVE)
     refit_ratio: float = setting(1.0, Limits(1, MAX_REAL))
     half_life: float | str = setting(NONE, Limits(0.01, 1e9))
     max_difference: float | str = setting(AUTO, POSITIVE)
@@ -463,7 +468,7 @@ def from_flat(values: Mapping[str, Any], source: str) -> Settings:
 def from_nested(values: Mapping[str, Any], source: str) -> Settings:
     """Build settings from nested snake_case keys, as Hydra composes them; see :func:`from_flat`.
 
-    Texts that are numbers, which resolvers such as ``${oc.env:SEED}`` return, are read as numbers.
+    Strings with numbers, which resolvers such as ``${oc.env:SEED}`` return, are read as numbers.
     """
     dotted, known = dict(flatten(values)), _spelled("dotted")
     for key, value in dotted.items():

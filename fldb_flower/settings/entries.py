@@ -22,7 +22,7 @@ AUTO = "auto"
 RAY = "ray"
 """Value of ``engine.workers`` besides numbers."""
 NONE = "none"
-"""Default of an optional number: what the number would enable is disabled."""
+"""Default of an optional number, which disables its feature."""
 MAX_INTEGER = 2**63 - 1
 """Largest integer of Flower's run config."""
 

@@ -75,7 +75,7 @@ def sweep(
 ) -> pd.DataFrame:
     """Run all combinations of the given values and return one row per run.
 
-    Lists, ranges and arrays are swept; texts and numbers are not. Equal runs are run once.
+    Lists, ranges and arrays are swept; strings and numbers are not. Equal runs are run once.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def _run_all(
     directory: str | PathLike[str] | None,
     progress: bool,
 ) -> pd.DataFrame:
-    """Run what is not yet in the directory; see :func:`sweep`."""
+    """Run the jobs without a result in the directory; see :func:`sweep`."""
     if not isinstance(jobs, Integral) or isinstance(jobs, bool) or jobs < 1:
         raise SettingsError(f"jobs={jobs!r} (from {SOURCE}): must be a whole number, at least 1")
     folder = None if directory is None else checked_path(directory, "directory")

@@ -10,9 +10,9 @@ All have the signature ``rule(features, theta, whitener, width, noise)``:
   (agents,);
 - noise: standard draws, in the shape that the rule documents; deterministic rules ignore it.
 
-They return the numbers of the first and of the second arm, (agents,) each. The two may be equal:
-that duel carries no information, and its regret still counts. Ties go to the lowest number, for
-pairs to the lowest first and then the lowest second arm. Scores that differ only by rounding errors
+They return the indices of the first and the second arm, (agents,) each. The two may be equal: that
+duel carries no information, but its regret counts. Ties go to the lowest index, for pairs to the
+lowest first and then the lowest second arm. Scores that differ only by rounding errors
 are ties (:func:`tie_step`). Rules raise ``FloatingPointError`` if a feature, theta or W is NaN
 or infinite.
 
@@ -63,7 +63,7 @@ def ucb(
     Returns
     -------
     tuple of Array
-        Numbers of the first and of the second arm, (agents,) each. They may be equal.
+        Indices of the first and the second arm, (agents,) each. They may be equal.
 
     Raises
     ------

@@ -129,7 +129,7 @@ class Selector:
         *,
         width: float | None = None,
     ) -> Pair:
-        """Return the two arms' numbers, each (rows,).
+        """Return the indices of the two arms, each (rows,).
 
         Each iteration is selected once and in order, because noise is drawn from streams.
         ``features`` is (rows, arms, d), with a row per agent for the first iteration, then for the
