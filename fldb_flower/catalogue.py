@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from fldb_flower.errors import SettingsError, one_line, shown
 
-Agents = Literal["common", "local", "personal", "uniform"]
+Agents = Literal["common", "local", "personal", "uniform", "pooled"]
 Exchanges = Literal["none", "one", "several_first", "several"]
 _NAMES = {"agents": get_args(Agents), "exchanges": get_args(Exchanges)}
 T = TypeVar("T", bound=Callable[..., Any])
@@ -124,6 +124,7 @@ ALGORITHMS = Catalogue(
     alone=_algorithm("base:Independent", agents="personal", **_ALONE),
     ldb=_algorithm("base:Independent", agents="local", **_ALONE),
     random=_algorithm("base:Independent", agents="uniform", **_ALONE),
+    coldb=_algorithm("coldb:COLDB", agents="pooled", **_ALONE),
 )
 
 SELECTIONS = Catalogue(
@@ -159,8 +160,9 @@ def register_algorithm(
     ----------
     name : str
         Value of the setting ``algorithm``, in snake_case.
-    agents : {"common", "local", "personal", "uniform"}
+    agents : {"common", "local", "personal", "uniform", "pooled"}
         Estimate by which agents select: the server's, their own, their own with a prior, or none.
+        With ``pooled``, the class attribute ``policy`` selects for all (``engine=vectorized``).
     keeps_duels : bool
         Whether agents keep counted duels, for exchanges with ``scope="all"``.
     online : bool

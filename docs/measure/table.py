@@ -27,6 +27,7 @@ MODULES = {  # of the function that measures each table, by its name
     "conditions": "directions",  # both forms of V with other schedules
     "deployment": "deployment",  # a SuperLink under load, by number of nodes
     "flower": "flower",  # `flwr run`, relative to an app that does nothing
+    "groups": "groups",  # clusters and directions, with COLDB
     "inprocess": "exchange",  # one exchange of one node, and Flower's bare message
     "install": "install",  # size and time of `pip install` by dependency
     "liars": "robust",  # regret with a dishonest device in secure sums

@@ -314,5 +314,6 @@ _POLICIES: dict[str, Callable[[Settings, AgentStreams, Arrays], Policy]] = {
 
 def make_policy(settings: Settings, streams: AgentStreams, arrays: Arrays | None = None) -> Policy:
     """Return the policy of the settings' algorithm, on the given kind of arrays."""
-    policy = _POLICIES[ALGORITHMS[settings.algorithm].agents]
+    agents = ALGORITHMS[settings.algorithm].agents
+    policy = _POLICIES.get(agents) or ALGORITHMS.load(settings.algorithm).policy
     return policy(settings, streams, arrays or Arrays())

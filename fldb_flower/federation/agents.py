@@ -56,7 +56,7 @@ BLOCK_NUMBERS = 2**16
 
 GPU_BLOCK_NUMBERS = 2**24
 _NUMBER_BYTES = 8
-_MATRICES = {"local": 1, "personal": 7}  # (d, d) of each agent with an estimate of its own
+_MATRICES = {"local": 1, "personal": 7, "pooled": 3}  # (d, d) of each agent with an own estimate
 
 AHEAD = 16
 """Iterations that are drawn at once if one is requested, and if their arms fit in the cache.
@@ -80,8 +80,10 @@ def agents_of_node(partition_id: int, num_partitions: int, num_agents: int) -> r
 
 
 def blocks_of(settings: Settings, agents: range) -> Iterator[range]:
-    """Split agents into blocks. Blocks end where cohorts of streams end."""
+    """Split agents into blocks, which end where cohorts of streams end; pooled ones are one."""
     size, start = block_size(settings), agents.start
+    if ALGORITHMS[settings.algorithm].agents == "pooled":
+        size = agents.stop
     while start < agents.stop:
         stop = min(agents.stop, (start // size + 1) * size)
         yield range(start, stop)
@@ -121,6 +123,7 @@ def require_agents(settings: Settings, agents: int, *, may_repeat: bool = True) 
         seen += arms * (arms + 1) // 2
     names = ("num_agents", "horizon", "num_arms", "dimension")
     given = ", ".join(f"{name}={getattr(settings, name)}" for name in names)
+    each += agents * (policy == "pooled")  # distances between all
     numbers = agents * each + min(block_size(settings), agents) * seen
     require_memory(numbers * _NUMBER_BYTES, f"{given}: {agents} agents")
 

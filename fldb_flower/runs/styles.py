@@ -57,6 +57,7 @@ ALGORITHM_STYLES: dict[str, Style] = {
     "fldb_personal": _style("FLDB-Personal", "#7f2a6f", "#c0509e", 4),
     "alone": _style("alone", "#5a4320", "#ebcb75", 5),
     "random": _style("random", "#8a8c8e", "#9baa9b", 6),
+    "coldb": _style("COLDB", "#6000cc", "#9c24fc", 7),
 }
 """Styles by the name of the algorithm."""
 

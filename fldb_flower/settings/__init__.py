@@ -261,6 +261,8 @@ class Settings(Checked):
     :personal_structure: FLDB-Personal: how agents differ. isotropic: by v in each direction;
         learned: mainly in directions that are estimated as well; auto: learned, but isotropic with
         privacy or with a fixed personal_variance.
+    :coldb_edge: COLDB: factor on the distance of two agents' estimates above which they are not in
+        the same cluster.
     :refit_ratio: LDB, alone, FLDB-Personal: agents fit theta_i to all of their own duels each time
         the number of duels has grown by this ratio, and take a step of O(d^2) for each duel in
         between; 1: fit after each duel.
@@ -337,6 +339,7 @@ class Settings(Checked):
     personal_width: float = setting(0.5, NOT_NEGATIVE)
     personal_variance: float | str = setting(AUTO, POSITIVE)
     personal_structure: str = setting(AUTO, (AUTO, "learned", "isotropic"))
+    coldb_edge: float = setting(1.0, NOT_NEGATIVE)
     refit_ratio: float = setting(1.0, Limits(1, MAX_REAL))
     half_life: float | str = setting(NONE, Limits(0.01, 1e9))
     max_difference: float | str = setting(AUTO, POSITIVE)

@@ -102,8 +102,8 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     is_own = entry is not None and name not in ALGORITHMS.added
     not_selected = "" if values.get("environment.play") != "predict" else "environment.play=predict"
     for names, kinds in (
-        ("selection", {"common", "local", "personal"}),
-        ("beta_scale", {"common", "local"}),
+        ("selection", {"common", "local", "personal", "pooled"}),
+        ("beta_scale", {"common", "local", "pooled"}),
         ("refit_ratio", {"local", "personal"}),
         ("matrix_form", {"common"}),
         ("privacy.min_variance personal_ridge personal_width", {"personal"}),
@@ -116,6 +116,7 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("solver gd_steps gd_step_size", "fldb_gd"),
         ("ons_width", "fldb_ons"),
         ("personal_variance personal_structure", "fldb_personal"),
+        ("coldb_edge", "coldb"),
         ("ons_ridge", "fldb_ons", *["fldb_ogd"] * is_private),  # the first step of FLDB-OGD
     ):
         yield names, this if is_own and name not in own else ""
@@ -184,6 +185,10 @@ def _engine_problems(settings: Settings) -> Problems:
         yield f"engine.workers={workers}", f"needs engine=vectorized, not engine={engine}"
     if workers == RAY and backend != "numpy":
         yield "engine.workers=ray", f"needs backend=numpy, not backend={backend}"
+    name = settings.algorithm
+    if ALGORITHMS[name].agents == "pooled" and engine != "vectorized":
+        reason = "its server sees the duels of all agents, which no message contains"
+        yield f"algorithm={name!r}", f"needs engine=vectorized, not engine={engine}: {reason}"
     if settings.rng == "torch" and backend == "numpy":
         yield "rng='torch'", "needs backend=cpu or backend=cuda, not backend=numpy"
 
@@ -311,6 +316,8 @@ def _privacy_problems(settings: Settings) -> Problems:
             "several": "releases many sums over all duels, each of which needs noise; use"
             " algorithm=fldb_ons with first_round=step",
         }[settings.exchanges]
+        if ALGORITHMS[name].agents == "pooled":
+            reason = "has no sums to add noise to: its server sees each duel"
         yield epsilon, f"algorithm={name} {reason}"
     if settings.robust == "trimmed":
         reason = "a trimmed mean has no known sensitivity; use robust=none"

@@ -217,8 +217,13 @@ def invalid_world(register_world):
     }
 
 
-@pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("engine", "algorithm"),
+    [
+        *(("vectorized", name) for name in ALGORITHMS),
+        *(("inprocess", name) for name in ALGORITHMS if ALGORITHMS[name].agents != "pooled"),
+    ],
+)
 def test_a_reward_that_is_not_finite(invalid_world, tmp_path, engine, algorithm):
     values = {"engine__name": engine, "algorithm": algorithm}
     for reward in (math.inf, math.nan, 1e308):

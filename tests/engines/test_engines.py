@@ -39,7 +39,7 @@ def settings(**values):
 
 
 EQUAL = [
-    *({"algorithm": algorithm} for algorithm in ALGORITHMS),
+    *({"algorithm": name} for name, entry in ALGORITHMS.items() if entry.agents != "pooled"),
     *({"selection": rule} for rule in ("maxinp", "colstim", "maxpairucb", "thompson")),
     *({"algorithm": name, "first_round": "step"} for name in ("fldb_ogd", "fldb_ons")),
     {"algorithm": "fldb_ogd", "schedule__name": "geometric", "matrix_form": "diagonal"},

@@ -106,6 +106,7 @@ ALGORITHMS = {
     "fldb_gd gd": {"algorithm": "fldb_gd", "solver": "gd", "gd_steps": 4},
     "ldb": {"algorithm": "ldb"},
     "random": {"algorithm": "random"},
+    "coldb": {"algorithm": "coldb", "environment__clusters": 2, "environment__sigma": 2.0},
     "maxinp": {"selection": "maxinp"},
     "colstim": {"selection": "colstim"},
     "maxpairucb": {"selection": "maxpairucb"},
