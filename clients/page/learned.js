@@ -70,7 +70,7 @@ function drawWeights({ weights: perUnit, deviations, names, scales, directions }
   byId("weights-note").textContent =
     "The effect of a typical difference. To the right: more of the feature is preferred. To the left: less of it is preferred. Lines and ±: 95% intervals." +
     (weights.length > BARS ? ` The largest ${BARS} of ${weights.length} weights are shown.` : "") +
-    (directions.length ? ` People differ most in ${Object.keys(directions[0].weights).slice(0, 3).join(", ")}.` : "");
+    (directions.length ? ` People differ most in ${listed(Object.keys(directions[0].weights).slice(0, 3))}.` : "");
   byId("bars").replaceChildren(...largest.map(({ value, margin, name }) => {
     const row = element("li", "");
     const track = element("span", "track");

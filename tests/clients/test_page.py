@@ -377,7 +377,7 @@ def test_changes_are_announced_to_screen_readers(page, start):
         "return [...document.querySelectorAll('section')].map((s) => s.getAttribute('aria-label')"
         " || document.getElementById(s.getAttribute('aria-labelledby'))?.textContent)"
     )
-    assert len(labels) == 6
+    assert len(labels) == 7
     assert all(labels)
 
 
@@ -723,7 +723,7 @@ def test_features_have_names_and_arms_are_ranked(page, trains):
     wait(lambda: texts(page, "#best .label") == ["slow", "fast", "Sleep in a bed"])
     assert texts(page, "#bars .name") == ["time", "price"]
     assert texts(page, "#favourites-title") == ["Favourites so far"]
-    assert "1,234 answers of all devices" in texts(page, "#learned-note")[0]
+    assert "1,234 answers from all devices" in texts(page, "#learned-note")[0]
     assert "from the next round on" in texts(page, "#learned-note")[0]
 
 
