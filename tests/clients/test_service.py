@@ -506,7 +506,7 @@ def test_everything_but_page_health_and_description_needs_the_token(path):
     with running(path) as client:
         paths = client.get("/openapi.json").json()["paths"]
         guarded = {(m, p) for p, methods in paths.items() for m in methods} - {("get", "/health")}
-        assert len(guarded) == 14
+        assert len(guarded) == 15
         for method, place in [*guarded, ("get", "/none"), ("get", "/static-offline-docsx")]:
             for header in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x"):
                 reply = client.request(method, place, headers={"Authorization": header})

@@ -58,17 +58,19 @@ def test_variances_compares_rules_without_the_studies_that_are_missing(few):
     assert table.case.tolist() == ["small"] * 6
     assert table.rule.tolist() == list(personal.RULES)
     # The rule of the algorithm gives its results.
-    chosen = from_nested({**few, "algorithm": "fldb_personal", "tau": 1}, "a test")
+    own = {"algorithm": "fldb_personal", "personal_structure": "isotropic", "tau": 1}
+    chosen = from_nested({**few, **own}, "a test")
     curve, _ = simulate(chosen)
     assert table.regret[0] == [round(curve[-1], 4)]
     assert len({tuple(each) for each in table.regret}) > 1
 
 
-def test_newcomers_profit_from_the_federation(few):
+def test_newcomers_profit_from_the_federation(few, monkeypatch):
+    monkeypatch.setattr(personal, "WORLDS", {"small": {"environment": {"sigma": 0.3}}})
     table = personal.newcomers(seeds=1).set_index(["algorithm", "answers"])
-    assert table.index.tolist() == [
-        (name, count) for name in ("alone", "common", "personal") for count in (1, 3)
-    ]
+    names = ("alone", "common", "isotropic", "personal")
+    assert table.index.tolist() == [(name, count) for name in names for count in (1, 3)]
+    assert set(table.world) == {"small"}
     assert table.log_loss["alone", 1] == [0.693147]  # log 2: nothing is known
     for name in ("common", "personal"):
         assert max(table.regret[name, 1]) < min(table.regret["alone", 1])

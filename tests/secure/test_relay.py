@@ -232,10 +232,10 @@ def test_no_run_gets_an_upload_from_a_device_in_secure_sums(node_config, phone):
     plain = RecordDict({"arrays": ArrayRecord([np.zeros(2)]), "config": ConfigRecord({"first": 1})})
     store = str(phone.path)
     for config, content, run, words in (
-        (node_config, plain, {"secure": True}, "takes no others"),
+        (node_config, plain, {"secure": True}, "no other is accepted"),
         (node_config, plain, {"secure": False}, "set secure=true"),
         (node_config, secure(ASKED), {"secure": False}, "set secure=true"),
-        ({**node_config, "store-path": store}, plain, {"secure": True}, "takes no others"),
+        ({**node_config, "store-path": store}, plain, {"secure": True}, "no other is accepted"),
         ({**node_config, "store-path": store}, secure(ASKED), {"secure": True}, "store-path"),
         ({**node_config, "store-path": store}, plain, {"secure": False}, "secure sums only"),
     ):

@@ -256,7 +256,7 @@ def refused_requests(phone) -> dict[str, tuple[Request, str]]:
         "key": (request_for(now, key=key_of(key=8)), "another key of the helper"),
         "signer": (request_for(now, key=key_of(signer=OTHER)), "not signed by the pinned key"),
         "expired": (request_for(now, key=expired), "expired"),
-        "low order": (request_for(now, key=low_order), "no valid public key"),
+        "low order": (request_for(now, key=low_order), "not a valid public key"),
         "past": (request_for(now - 86_400_001), "one of them is wrong"),
         "future": (request_for(now + 600_001), "one of them is wrong"),
         "before the ledger": (request_for(phone.ledger.created), "accepts exchanges after"),

@@ -304,7 +304,7 @@ def test_an_environment_and_an_algorithm_of_ones_own(engine):
     assert result.theta.tolist() == [1.0, 0.0]
     steps = np.diff(result.regret.cumulative_regret, prepend=0)
     assert steps == pytest.approx([6.0] + [0.0] * 11)  # theta = 0 at first: 2 * 4 - 1 - 1
-    with pytest.raises(fldb.SettingsError, match="random, fixed; did you mean fixed"):
+    with pytest.raises(fldb.SettingsError, match="random, coldb, fixed; did you mean fixed"):
         fldb.run(algorithm="fixd")
 
 

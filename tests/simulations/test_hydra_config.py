@@ -109,7 +109,7 @@ def test_choices_of_the_user_are_accepted_and_replace_ours(mine, in_process):
 def test_help_lists_the_choices_of_the_user(mine, in_process):
     _, out, _ = in_process(run.main, "run", "--help", f"-cd={mine}")
     assert re.search(r"^  experiment=.*\|mine\b", out, re.MULTILINE)
-    assert re.search(r"^  algorithm=alone\|fast\|fldb_gd", out, re.MULTILINE)
+    assert re.search(r"^  algorithm=alone\|coldb\|fast\|fldb_gd", out, re.MULTILINE)
 
 
 def test_a_launcher_without_its_extra_is_named(monkeypatch):
