@@ -1,7 +1,6 @@
 """Table `groups`: FLDB-Personal and COLDB, with each method tuned by the same rule.
 
-The width of a method, and the threshold of COLDB's edges, have the least mean regret over the
-seeds :data:`TUNING`, which are not among the reported ones.
+The width of a method is tuned by the rule of ``tuning.py``, with the threshold of COLDB's edges.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from typing import Any
 import pandas as pd
 
 import measured
+import tuning
 from common import regret
 from simulations.pools import map_in_processes
 
-WIDTHS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5)
 EDGES = (0.1, 0.2, 0.3, 0.5, 1.0)
-TUNING = range(1000, 1005)
 METHODS: dict[str, dict[str, Any]] = {
     "alone": {"algorithm": "alone"},
     "common": {"algorithm": "fldb_personal", "tau": 1, "personal_variance": 1e-9},
@@ -55,8 +53,8 @@ Job = tuple[str, str, dict[str, float], int]  # problem, method, tuned values, s
 def candidates(method: str) -> list[dict[str, float]]:
     """Return the values that are tried for a method."""
     if method != "coldb":
-        return [{"personal_width": width} for width in WIDTHS]
-    pairs = itertools.product(WIDTHS, EDGES)
+        return tuning.candidates(METHODS[method])
+    pairs = itertools.product(tuning.WIDTHS, EDGES)
     return [{"beta_scale": width, "coldb_edge": edge} for width, edge in pairs]
 
 
@@ -65,7 +63,7 @@ def groups(seeds: int = 10) -> pd.DataFrame:
     possible = [name for name in PROBLEMS if measured.is_possible({"settings": PROBLEMS[name]})]
     cases = list(itertools.product(possible, METHODS))
     tried = [(case, values) for case in cases for values in candidates(case[1])]
-    means = map(fmean, _by_seed([(*case, values) for case, values in tried], TUNING))
+    means = map(fmean, _by_seed([(*case, values) for case, values in tried], tuning.SEEDS))
     best: dict[tuple[str, str], tuple[float, dict[str, float]]] = {}
     for (case, values), mean in zip(tried, means, strict=True):
         if case not in best or mean < best[case][0]:

@@ -129,26 +129,23 @@ class FLDBPersonal(Algorithm):
         extra: State = {}
         if upload.noise is not None:
             change, extra = self._without_noise(upload)
-        losses = arrays["losses"] + change.losses
         new = np.array([change.squares, upload.num_duels, change.members])
         offered = arrays["offered"] + new
         squares, answers, members = offered
         precision, shift = arrays["information"] + change.precision, arrays["shift"] + change.shift
         scale = float(scale_of(squares / max(answers, 1.0)))
-        ridge = self.settings.personal_ridge * scale
+        ridge, each = self.settings.personal_ridge * scale, answers / max(members, 1.0)
         if change.scatter is not None:
-            each = answers / max(members, 1.0)
             extra, variance, least = self._structure(change, precision, scale, each)
         else:
-            known = losses
-            if extra:
-                known = noisy_losses(losses, float(extra["loss_noise"][0]))
-            variance = least = self.variance(known, answers / max(members, 1.0), scale)
+            extra["losses"] = known = arrays["losses"] + change.losses
+            if upload.noise is not None:
+                known = noisy_losses(known, float(extra["loss_noise"][0]))
+            variance = least = self.variance(known, each, scale)
         return {
             "theta_sync": solve(precision, shift, ridge),
             "information": precision,
             "shift": shift,
-            "losses": losses,
             "offered": offered,
             "variances": np.array([variance, min(least, lowest)]),
             **extra,

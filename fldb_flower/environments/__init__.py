@@ -221,19 +221,20 @@ def max_difference(settings: Settings) -> float:
 
 def stated(settings: Settings) -> dict[str, Any]:
     """Return what the environment states about its data, for the summary; empty without data."""
-    if settings.mode != "devices":
-        environment = ENVIRONMENTS.load(settings.environment.name)
-        with contextlib.suppress(DataError):  # of data that only the nodes can read
-            return dict(getattr(environment, "stated", lambda _: {})(settings))
-    return {}
+    return dict(_of_data(settings, "stated") or {})
 
 
 def feature_names(settings: Settings) -> list[str] | None:
     """Return the names of the features of the environment's data; None if they have none."""
+    return [*(_of_data(settings, "names") or [])] or None
+
+
+def _of_data(settings: Settings, name: str) -> Any:
+    """Return what a function of the environment returns; None without it, or without its data."""
     if settings.mode != "devices":
-        environment = ENVIRONMENTS.load(settings.environment.name)
+        function = getattr(ENVIRONMENTS.load(settings.environment.name), name, None)
         with contextlib.suppress(DataError):  # of data that only the nodes can read
-            return [*getattr(environment, "names", lambda _: [])(settings)] or None
+            return function and function(settings)
     return None
 
 
