@@ -268,8 +268,10 @@ def _label(values: Mapping[str, str]) -> str:
 
 def _weights(weights: Mapping[str, float]) -> str:
     """Return the features of a direction and their weights in one line."""
-    parts = (f"{name} {weight:+.2f}" for name, weight in weights.items())
-    return ", ".join(parts).replace("-", "\N{MINUS SIGN}")
+    signed = {
+        name: f"{weight:+.2f}".replace("-", "\N{MINUS SIGN}") for name, weight in weights.items()
+    }
+    return ", ".join(f"{name} {weight}" for name, weight in signed.items())
 
 
 def _order(text: str) -> tuple[bool, float, str]:
