@@ -334,7 +334,9 @@ def test_directions_in_which_no_two_arms_differ_are_not_reported():
     information = np.outer(colour, colour) + 4.0 * np.outer(price, price)
     shape = np.outer(both, both) + 0.4 * np.outer(colour, colour) + 0.2 * np.outer(price, price)
     prior = CommonPrior(information, np.zeros(3), 0.5, 1.0, shape, 0.0)
-    (found,) = directions_of(prior, ["red", "blue", "price"])  # variances: 0.4, and 0.1 of the price
+    (found,) = directions_of(
+        prior, ["red", "blue", "price"]
+    )  # variances: 0.4, and 0.1 of the price
     assert found["share"] == 0.8
     assert sorted(found["weights"].values()) == [-0.7071, 0.7071]
     assert set(found["weights"]) == {"red", "blue"}
