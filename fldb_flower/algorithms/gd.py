@@ -27,7 +27,7 @@ class FLDBGD(Algorithm):
     theta_sync; the others evaluate the points of the ``solver``. If no minimiser is found,
     ``solver=lbfgs`` raises a ConvergenceError; ``newton`` uses the closest point.
 
-    With ``schedule=geometric``, which is not in the paper, only the rounds of the schedule minimise.
+    With ``schedule=geometric``, not in the paper, only the rounds of the schedule minimise.
     """
 
     def rounds(self) -> Iterator[Round]:
