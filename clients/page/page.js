@@ -47,6 +47,7 @@ function drawStatus(status) {
   byId("progress").hidden = false;
   byId("answered").textContent = answered.toLocaleString("en");
   byId("counted").textContent = counted.toLocaleString("en");
+  document.querySelectorAll(".shared").forEach((each) => { each.hidden = received === null; });
   byId("synchronized").textContent = inWords(duels ? received : null);
   byId("waiting").textContent = inRounds(status);
   byId("privacy").textContent = privacyOf(status);
