@@ -1,8 +1,5 @@
 // What was learned: favourites, and weights of features.
 
-/** Return the name of a feature in words, such as "colour: red" for `colour=red`. */
-const inWordsOf = (name) => name.replaceAll("_", " ").replace("=", ": ");
-
 const BARS = 8;
 const ROUNDING = 1e-9; // weights below this share of the largest are 0
 const DEVIATIONS = 1.96; // on each side of a 95% interval

@@ -768,8 +768,8 @@ def values(**changes: Any) -> dict[str, Any]:
 
 
 PROGRESS = [
-    ({}, "This device has not taken part in a round yet."),
-    ({"answered": 4}, "This device has not taken part in a round yet."),
+    ({}, ""),
+    ({"answered": 4}, ""),
     ({"received": 1}, ""),
     ({"answered": 4, "received": 1}, "4 answers for the next round."),
     ({"answered": 1, "needed": 0}, "1 answer for the next round."),
@@ -839,6 +839,10 @@ def test_texts_by_hand(page, start):
 
     for changes, text in PROGRESS:
         assert call("inRounds", values(**changes)) == text
+    parts = [("price_eur", 60), ("colour=red", 0), ("colour=black", 1), ("with=out", 0.5)]
+    features = [{"name": name, "value": value} for name, value in parts]
+    assert call("inLine", features) == "price eur 60, colour black, with: out 0.5"
+    assert call("decimalsOf", [0.55, 0.62]) == call("decimalsOf", [5.5, 0.05]) == 2
     for changes, weights, text in SOURCES:
         assert call("sourceOf", values(**changes), weights) == text
     assert call("findings", ESTIMATE, BEST, RIGHT) == FINDINGS
