@@ -7,7 +7,6 @@ from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
 from sphinx.errors import SphinxError
 
-
 _SPACE = '<mspace width="0.17em"/>'  # of functions: log x, 2 log(x), tr V
 
 
