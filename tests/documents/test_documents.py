@@ -285,4 +285,11 @@ def test_filters():
     assert documents.mean(values) == 3
     np.testing.assert_allclose(documents.sem(values), np.std(values, ddof=1) / 3**0.5)
     assert documents.fixed(1271.6) == "1,272"
-    assert documents.mean_sem(values, 1) == "3.0 ± 1.5"
+    assert documents.mean_sem(values, 2) == "3.00 ± 1.53"
+    assert documents.mean_sem(values) == "3.0 ± 1.5"  # two digits of the error
+    assert documents.mean_sem([1100.0, 1110.0]) == "1,105 ± 5"
+    assert documents.mean_sem([40.0, 42.0, 46.8]) == "42.9 ± 2.0"  # three digits of the mean
+    assert documents.mean_sem([10.11, 10.13]) == "10.12 ± 0.01"  # one digit of the error
+    assert documents.mean_sem([10.123, 10.123]) == "10 ± 0"
+    assert documents.signed_sem([-2.0, 1.0]) == "-0.5 ± 1.5"
+    assert documents.signed_sem([0.0, 0.0]) == "+0 ± 0"
