@@ -2,17 +2,21 @@
 
 import hashlib
 import os
+import re
 import sys
+import tomllib
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(ROOT), str(DOCS / "_ext")]
 
-repository = ""
-"""Address of the repository's files, such as ``https://host/owner/name/blob/main``. Links of the
-pages to files outside the site lead there; with an empty address they become plain text."""
+_address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+repository = "" if "/OWNER/" in _address else f"{_address}/blob/main"
+"""Address of the repository's files, from ``Repository`` in ``pyproject.toml``. Links of the pages
+to files outside the site lead there. While the owner is a placeholder, they are plain text."""
 
 project = "FLDB-Flower"
 author = "The FLDB-Flower authors"
@@ -56,6 +60,16 @@ def _digest_of_the_code() -> str:
             if path.suffix in {".py", ".yaml", ".json"}:
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _keep_errors_with_means(_app: Any, _page: str, source: list[str]) -> None:
+    """Do not break the line within "12.9 ± 0.4", which is common in cells of tables."""
+    source[0] = re.sub(r"(?<=[\d%]) ± (?=\d)", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}", source[0])
+
+
+def setup(app: Any) -> None:
+    """Connect the change of the pages' sources."""
+    app.connect("source-read", _keep_errors_with_means)
 
 
 # Notebooks

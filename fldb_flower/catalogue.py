@@ -116,7 +116,7 @@ _ALONE = {"scheduled": False, "exchanges": "none"}
 ALGORITHMS = Catalogue(
     "algorithm",
     fldb_ogd=_algorithm("ogd:FLDBOGD", **_ROUNDS),
-    fldb_gd=_algorithm("gd:FLDBGD", keeps_duels=True, scheduled=False),
+    fldb_gd=_algorithm("gd:FLDBGD", keeps_duels=True),
     fldb_ons=_algorithm("ons:FLDBONS", **_ROUNDS),
     fldb_personal=_algorithm(
         "personal:FLDBPersonal", agents="personal", online=True, exchanges="one"

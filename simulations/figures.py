@@ -28,7 +28,7 @@ from fldb_flower.errors import OutputError, SettingsError
 from fldb_flower.federation.history import History
 from fldb_flower.runs import plots
 from fldb_flower.runs.results import identity
-from fldb_flower.runs.styles import TUNED_STYLES, shades_of, style_of
+from fldb_flower.runs.styles import TUNED_STYLES, style_of, styles_of
 from fldb_flower.settings import Settings, from_nested
 from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
 from fldb_flower.system.files import replace_file, reported
@@ -177,6 +177,7 @@ def make(
     seeds: int = SEEDS,
     width: str | None = None,
     formats: Sequence[str] = ("png",),
+    font: str = "",
 ) -> dict[str, dict[str, list[Result]]]:
     """Simulate and draw figures, with their data as NAME.csv; return the results of each curve.
 
@@ -198,7 +199,8 @@ def make(
     with progress("draw", len(names), "figure") as done:
         for name, groups in wanted.items():
             runs = {label: [(each, results[each]) for each in groups[label]] for label in groups}
-            _write(name, runs, folder / f"{name}.csv", width, formats)
+            path = folder / f"{name}.csv"
+            _write(name, runs, path, width, formats=formats, font=font)
             found[name] = {label: [result for _, result in runs[label]] for label in runs}
             done()
     return found
@@ -219,7 +221,7 @@ def _rows(label: str, settings: Settings, result: Result) -> pd.DataFrame:
     )
 
 
-def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Sequence[str]) -> None:
+def _write(name: str, runs: _Runs, path: Path, width: str | None, **saved: Any) -> None:
     """Write the data of a figure, and draw it beside."""
     rows = pd.concat(_rows(label, *run) for label in runs for run in runs[label])
     with reported(OutputError, f"write {path}"):
@@ -230,7 +232,6 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Seque
         axes = figure.add_subplot()
         if len(runs.keys() & TUNED_STYLES.keys()) > 1:  # their ends are near each other
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
         if name in AGAINST:
             _draw_final(axes, AGAINST[name], rows[rows.iteration == rows.iteration.max()])
         else:
@@ -239,7 +240,7 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, formats: Seque
         axes.set_title(f"{_math((PANELS | OVERVIEWS)[name])}\n{seeds}")
 
     height = 2.5 if width == "column" else 3.2
-    plots.save_figure(path, paint, height=height, width=width, formats=formats)
+    plots.save_figure(path, paint, height=height, width=width, **saved)
 
 
 def _math(label: str) -> str:
@@ -265,7 +266,7 @@ def _curve(group: _Group, label: str, width: str, name: str) -> plots.Curve:
 
 def _draw_final(axes: Axes, against: str, last: pd.DataFrame) -> None:
     groups = list(last.groupby("num_arms"))
-    styles = shades_of("fldb_ogd", len(groups))
+    styles = styles_of(["fldb_ogd"] * len(groups))
     lines = []
     for place, ((arms, part), style) in enumerate(zip(groups, styles, strict=True)):
         table = part.groupby(against).cumulative_regret.agg(["mean", "sem"])
@@ -275,12 +276,9 @@ def _draw_final(axes: Axes, against: str, last: pd.DataFrame) -> None:
         lines.append(plots.points(axes, values, style, f"$K={arms}$"))
     if against == "rounds":
         axes.set_xscale("log")
-        ticks: list[int] = []
-        for number in sorted(last.rounds.unique().tolist(), reverse=True):
-            if not ticks or ticks[-1] / number > 1.4:
-                ticks.append(number)
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.minorticks_off()
+        plots.log_ticks(axes.xaxis)
+    else:
+        axes.set_xticks(sorted(last.tau.unique()))
     axes.set_xlabel(_AXES[against])
     axes.set_ylabel(f"final {plots.REGRET}")
     if len(groups) > 1:
@@ -296,7 +294,7 @@ def _make_asked(asked: argparse.Namespace) -> None:
             print("fig1d is omitted: it needs --movielens PATH", file=sys.stderr)
     make(
         names, asked.output, ours="+ours" in asked.name, movielens=asked.movielens,
-        seeds=asked.seeds, width=asked.width, formats=asked.format,
+        seeds=asked.seeds, width=asked.width, formats=asked.format, font=asked.font,
     )  # fmt: skip
     for name in names:
         drawn = [asked.output / f"{name}.{each}" for each in asked.format]
@@ -325,14 +323,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=seeds, default=SEEDS, help="of each curve (default 3)")
     parser.add_argument(
         "--format", type=_formats, default=("png",), metavar="FORMAT,...",
-        help=f"{', '.join(plots.FORMATS)}, separated by commas (default png)",
+        help=f"{', '.join(plots.FORMATS)} (for LaTeX), separated by commas (default png)",
     )  # fmt: skip
     inches = ", ".join(f"{name}: {width:g} in" for name, width in plots.WIDTHS.items())
     parser.add_argument(
         "--width", choices=list(plots.WIDTHS), help=f"{inches} (default: as in the documents)"
     )
+    parser.add_argument("--font", default="", metavar="NAME", help="font (not of pgf)")
+    parser.add_argument("--fonts", action="store_true", help="list the fonts")
     asked = parser.parse_args()
+    if asked.fonts:
+        print(*plots.fonts(), sep="\n")
+        return
     with ending_in_one_line():
+        if asked.font and asked.font not in plots.fonts():
+            raise SettingsError(f"no font {asked.font!r}: fldb figures --fonts lists the fonts")
         _make_asked(asked)
 
 

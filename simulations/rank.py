@@ -24,13 +24,46 @@ from fldb_flower.runs.plots import save_figure
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.startup import interruptible
-from simulations.api.ranking import Ranking, rank_items
+from simulations.api.ranking import ENOUGH, Ranking, rank_items
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = 20  # rows on the terminal
 _DRAWN = 60  # items in the figure
+_FURTHEST = 3  # people who differ most
+
+
+def counts_of(ranking: Ranking) -> str:
+    """Return the numbers of comparisons, items and people."""
+    people = "" if ranking.people is None else f" by {len(ranking.people):,} people"
+    return f"{ranking.count:,.10g} comparisons of {len(ranking.table):,} items{people}"
+
+
+def _tells_people_apart(ranking: Ranking) -> bool:
+    return ranking.people is not None and ranking.count >= ENOUGH * len(ranking.people)
+
+
+def _differences(ranking: Ranking, own: str) -> list[str]:
+    """Return the lines about people who differ."""
+    people, variance, gain = ranking.people, ranking.variance, ranking.gain
+    assert people is not None
+    assert gain is not None
+    if not variance:
+        return ["No difference between people was found."]
+    found = "clearly better" if gain[0] > 2.0 * gain[1] else "not clearly better"
+    apart = (people - ranking.table["utility"].to_numpy()).to_numpy()
+    far = []
+    for row in np.argsort(-(apart**2).sum(axis=1), kind="stable")[:_FURTHEST]:
+        item = int(np.abs(apart[row]).argmax())
+        name, what = (one_line(each)[:30] for each in (people.index[row], people.columns[item]))
+        far.append(f"{name} ({what} {apart[row, item]:+.1f})")
+    return [
+        f"A ranking for each person predicts {own}.",
+        f"This is {found}: the log loss is lower by {gain[0]:.3f} +- {gain[1]:.3f}.",
+        f"Utilities of people differ with a standard deviation of about {math.sqrt(variance):.1g}.",
+        f"Furthest from the common ranking: {', '.join(far)}.",
+    ]
 
 
 def text_of(ranking: Ranking) -> str:
@@ -43,7 +76,7 @@ def text_of(ranking: Ranking) -> str:
     shown["best"] = shown["best"].map("{:.0%}".format)
     for column in ("wins", "losses", "ties"):
         shown[column] = shown[column].map("{:g}".format)
-    lines = [shown.to_string(index=False)]
+    lines = [counts_of(ranking), "", shown.to_string(index=False)]
     if len(table) > _SHOWN:
         lines.append(f"... and {len(table) - _SHOWN} more in the CSV file")
     common, *own = (
@@ -51,10 +84,9 @@ def text_of(ranking: Ranking) -> str:
         for right, loss in zip(ranking.accuracy, ranking.log_loss, strict=True)
     )
     lines += ["", f"For comparisons that it has not seen, the ranking predicts {common}."]
-    if ranking.variance is not None:
-        deviation = math.sqrt(ranking.variance)
-        differ = f"Utilities of people differ with standard deviation {deviation:.2f}"
-        lines.append(f"{differ}; a ranking for each person predicts {own[0]}.")
+    lines += ["A coin predicts 50% (log loss 0.693)."]
+    if _tells_people_apart(ranking):
+        lines += _differences(ranking, own[0])
     return "\n".join([*lines, *(f"Note: {one_line(note)}." for note in ranking.notes)])
 
 
@@ -63,8 +95,9 @@ def draw(ranking: Ranking, figure: Figure) -> None:
     table = ranking.table.head(_DRAWN)
     axes, places = figure.add_subplot(), np.arange(len(table))
     utility = table["utility"].to_numpy()
-    if ranking.variance:
-        spread = math.sqrt(ranking.variance)
+    axes.set_title(counts_of(ranking))
+    spread = math.sqrt(ranking.variance or 0.0) if _tells_people_apart(ranking) else 0.0
+    if spread:
         axes.hlines(places, utility - spread, utility + spread, color="#d5dbe1", linewidth=5)
     axes.hlines(places, table["low"], table["high"], color="#0072b2", linewidth=1.2)
     axes.plot(utility, places, "o", color="#0072b2", markersize=4)
@@ -72,7 +105,7 @@ def draw(ranking: Ranking, figure: Figure) -> None:
     axes.set_ylim(len(table) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     what = "utility (logits), with 95% interval"
-    if ranking.variance:
+    if spread:
         what += "\ngrey: two thirds of people"
     axes.set_xlabel(what)
 
@@ -86,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar="NAME",
         type=Path,
         default=Path("ranking"),
-        help="write NAME.csv and NAME.png (default: ranking)",
+        help="write NAME.csv, NAME.png and, with people, NAME-people.csv (default: ranking)",
     )
     parser.add_argument(
         "--ridge",
@@ -98,19 +131,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     with interruptible():
         try:
             ranking = rank_items(arguments.file, arguments.ridge)
-            path = arguments.output.with_name(f"{arguments.output.name}.csv")
-            try:
-                replace_file(path, ranking.table.to_csv(index=False).encode())
-            except OSError as error:
-                raise OutputError(
-                    f"cannot write {path}: {reason_of(error)}; name another file with --output"
-                ) from None
+            name = arguments.output.name
+            path = arguments.output.with_name(f"{name}.csv")
+            files = {path: ranking.table.to_csv(index=False)}
+            if ranking.people is not None:
+                files[path.with_name(f"{name}-people.csv")] = ranking.people.to_csv()
+            for file, text in files.items():
+                try:
+                    replace_file(file, text.encode())
+                except OSError as error:
+                    raise OutputError(
+                        f"cannot write {file}: {reason_of(error)}; name another file with --output"
+                    ) from None
         except FldbError as error:
             sys.exit(f"error: {one_line(error)}")
         height = 0.9 + 0.16 * min(len(ranking.table), _DRAWN)
         drawn = save_figure(path, lambda figure: draw(ranking, figure), height=height)
         print(text_of(ranking))
-        print(one_line(" ".join(["written:", *map(str, [path, *drawn])])))
+        print(one_line(" ".join(["written:", *map(str, [*files, *drawn])])))
 
 
 if __name__ == "__main__":

@@ -151,8 +151,10 @@ def _settings(content: bytes) -> dict[str, Any]:
 
 def _summary(content: bytes) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads(content)
-    numbers = [*NUMBERS, *(key for key in PREDICTIONS if key in summary)]
-    if not summary["complete"] or not all(math.isfinite(summary[key]) for key in numbers):
+    numbers = [summary[key] for key in (*NUMBERS, *PREDICTIONS) if key in NUMBERS or key in summary]
+    for each in summary.get("directions", []):
+        numbers += [each["share"], *each["weights"].values()]
+    if not summary["complete"] or not all(map(math.isfinite, numbers)):
         raise ValueError
     return summary
 

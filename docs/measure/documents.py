@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import math
 import os
 import shutil
 import sys
@@ -51,9 +52,18 @@ def signed(value: float, digits: int = 0) -> str:
     return f"{float(value):+,.{digits}f}"
 
 
-def mean_sem(values: Sequence[float], digits: int = 0) -> str:
-    """Format ``mean ± standard error`` with the given decimals."""
-    return f"{fixed(mean(values), digits)} ± {fixed(sem(values), digits)}"
+def decimals(middle: float, error: float) -> int:
+    """Return decimals: three digits of a mean, but at least one and at most two of its error."""
+    least, most = (digits - math.floor(math.log10(error)) if error > 0 else 0 for digits in (0, 1))
+    three = 2 - math.floor(math.log10(abs(middle))) if middle else most
+    return min(max(0, least, min(three, most)), 3)
+
+
+def mean_sem(values: Sequence[float], digits: int | None = None) -> str:
+    """Format ``mean ± standard error``, by default with :func:`decimals`."""
+    middle, error = mean(values), sem(values)
+    digits = decimals(middle, error) if digits is None else digits
+    return f"{fixed(middle, digits)} ± {fixed(error, digits)}"
 
 
 def paired(less: Sequence[float], more: Sequence[float]) -> list[float]:
@@ -93,6 +103,13 @@ def verdict(reference: Sequence[float], values: Sequence[float], margin: float =
     return "larger" if middle > 0 else "smaller"
 
 
+def signed_sem(values: Sequence[float]) -> str:
+    """Format ``mean ± standard error`` of differences, with a sign."""
+    middle, error = mean(values), sem(values)
+    digits = decimals(middle, error)
+    return f"{signed(middle, digits)} ± {fixed(error, digits)}"
+
+
 def difference(reference: Sequence[float], values: Sequence[float], digits: int = 1) -> str:
     """Format the difference ``values - reference``, paired by seed, with its :func:`verdict`."""
     own, word = paired(reference, values), verdict(reference, values)
@@ -118,6 +135,7 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
     environment.filters.update(
         mean=mean, median=median, sem=sem, mean_sem=mean_sem, fixed=fixed, signed=signed
     )
+    environment.filters["signed_sem"] = signed_sem
     environment.globals.update(paired=paired, holds=holds, capacity=capacity)
     environment.globals.update(verdict=verdict, difference=difference, tuning=tuning)
     environment.globals["repository"] = _PROJECT["urls"]["Repository"]

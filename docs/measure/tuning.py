@@ -37,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 GEOMETRIC: dict[str, dict[str, Any]] = {
     f"{name}, geometric": {**METHODS[name], "schedule": {"name": "geometric"}}
-    for name in ("FLDB-OGD", "FLDB-ONS")
+    for name in ("FLDB-OGD", "FLDB-GD", "FLDB-ONS")
 }
 THEORY = {  # beta_scale=auto is the width of the theory except for FLDB-ONS
     label: own | ({"beta_scale": 1} if own["algorithm"] == "fldb_ons" else {})

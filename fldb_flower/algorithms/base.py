@@ -12,6 +12,7 @@ from fldb_flower.algorithms import schedules
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.algorithms.solvers import TOLERANCE, Minimum, newton
 from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import ConvergenceError, DataError, shown
 from fldb_flower.federation.exchange import Broadcast, Federation, PlayRequest, Upload
 from fldb_flower.linalg.arrays import Array
@@ -160,6 +161,8 @@ class Algorithm(ABC):
 
     def remedy(self) -> str:
         """Return the settings to change if numbers overflow, for an error message."""
+        if self.settings.algorithm in ALGORITHMS.added:
+            return f"check the arrays that {type(self).__name__} returns"
         ridge, kappa_mu = self.settings.ridge, self.settings.kappa_mu
         return f"features, lambda={ridge:g} or kappa_mu={kappa_mu:g} are too far from 1"
 

@@ -26,10 +26,14 @@ class FLDBGD(Algorithm):
     with a warm start at theta_sync. The first exchange of an iteration plays it and evaluates
     theta_sync; the others evaluate the points of the ``solver``. If no minimiser is found,
     ``solver=lbfgs`` raises a ConvergenceError; ``newton`` uses the closest point.
+
+    With ``schedule=geometric``, not in the paper, only the rounds of the schedule minimise.
     """
 
     def rounds(self) -> Iterator[Round]:
-        """Yield every iteration as a round."""
+        """Yield every iteration as a round, or the rounds of the geometric schedule."""
+        if self.settings.schedule.name == "geometric":
+            return super().rounds()
         return (Round(t, t, t) for t in range(1, self.settings.horizon + 1))
 
     def learn(self, federation: Federation, round_: Round) -> State:

@@ -22,18 +22,19 @@ def next_covariance(covariance: Array, curvature: Array, scatter: Array) -> Arra
     """Return V after one minorise-maximise step, ``X V^-1 X``, for V, F and G, (d, d).
 
     X is the positive definite solution of ``X (F + nu V^-1) X = V G V + nu v I`` with
-    ``v = tr V / d``: the geometric mean of the inverse of the left matrix and the right one. nu
-    pulls V to v I, which keeps it invertible.
+    ``v = tr V / d``: ``C (C^T L C)^(-1/2) C^T``, where L is the left matrix and ``C C^T`` the right
+    one. nu pulls V to v I, which keeps it invertible.
     """
     d = len(covariance)
     precision = np.linalg.inv(covariance)
     left = curvature + PULL * precision
     right = covariance @ scatter @ covariance
-    right = right + PULL * np.trace(covariance) / d * np.eye(d)
-    root = _power(left, 0.5)
-    back = np.linalg.inv(root)
-    mean = back @ _power(root @ right @ root, 0.5) @ back
-    return _symmetric(mean @ precision @ mean)
+    root = np.linalg.cholesky(right + PULL * np.trace(covariance) / d * np.eye(d))
+    values, vectors = np.linalg.eigh(root.T @ left @ root)
+    turned = root @ vectors
+    mean = turned / np.sqrt(np.maximum(values, values[-1] * np.finfo(float).eps)) @ turned.T
+    found: Array = mean @ precision @ mean
+    return (found + found.T) / 2.0
 
 
 def shape_of(covariance: Array, information: Array, ridge: float) -> Array:
@@ -71,13 +72,3 @@ def kept(answers: float, new: float, agents: float) -> float:
     """
     span = (SPAN + answers / GROWTH) * (1.0 + FEW / agents)
     return float((1.0 - 1.0 / span) ** new)
-
-
-def _power(matrix: Array, exponent: float) -> Array:
-    values, vectors = np.linalg.eigh(_symmetric(matrix))
-    powers = np.maximum(values, values[-1] * np.finfo(float).eps) ** exponent
-    return (vectors * powers) @ vectors.T
-
-
-def _symmetric(matrix: Array) -> Array:
-    return (matrix + matrix.T) / 2.0

@@ -11,6 +11,7 @@ from fldb_flower.bandit.estimate import CommonPrior
 
 _NOTABLE = 1.3  # least variance of a reported direction, relative to the mean
 _LEAST = 0.3  # least weight of a named feature, relative to the largest in a direction
+_UNSEEN = 1e-6  # of the largest eigenvalue of the information: that of a direction without answers
 
 
 def directions_of(prior: CommonPrior, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -32,8 +33,10 @@ def directions_of(prior: CommonPrior, names: Sequence[str] | None = None) -> lis
     """
     if prior.shape is None:
         return []
-    variances, vectors = np.linalg.eigh(prior.covariance())
-    found = []
+    information, basis = np.linalg.eigh(prior.precision)
+    basis = basis[:, information > _UNSEEN * information[-1]]
+    variances, vectors = np.linalg.eigh(basis.T @ prior.covariance() @ basis)
+    vectors, found = basis @ vectors, []
     for place in reversed(range(len(variances))):
         vector = vectors[:, place]
         order = np.argsort(-np.abs(vector), kind="stable")

@@ -104,10 +104,15 @@ def is_text(cell: str) -> bool:
 def read_rows(content: bytes, valid: str) -> list[tuple[int, list[str]]]:
     """Return line number and fields of the header and of each row that is not blank.
 
-    ``valid`` says what the file must be, for a DataError.
+    The separator is the most frequent one of comma, semicolon and tab in the header. ``valid`` says
+    what the file must be, for a DataError.
     """
     try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+        text = content.decode("utf-8-sig")
+        separator = max(",;\t", key=text.lstrip().partition("\n")[0].count)
+        reader = csv.reader(
+            io.StringIO(text, newline=""), strict=True, delimiter=separator, skipinitialspace=True
+        )
         lines = [(reader.line_num, [field.strip() for field in row]) for row in reader]
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

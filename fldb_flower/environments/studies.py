@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -16,9 +16,17 @@ from fldb_flower.system.files import read_file
 
 ARMS, DUELS = "arms.csv", "duels.csv"
 COLUMNS = ("person", "first", "second", "preference")
+ANSWERS = "must be 1 or first, 0 or second, 0.5 or tie, a number between, or the name of the winner"
+"""What a preference must be."""
 
 _VALID = f"it must be UTF-8 text with the header {','.join(COLUMNS)} and one duel per line"
 _FOLDER = f"the folder of a study, with {DUELS} and, if arms have features, {ARMS}"
+_ALIASES = {
+    "item_a": "first", "option_a": "first", "item_1": "first", "option_1": "first",
+    "item_b": "second", "option_b": "second", "item_2": "second", "option_2": "second",
+    "choice": "preference", "which_won": "preference", "preferred": "preference",
+}  # fmt: skip
+_WORDS = {"first": 1.0, "second": 0.0, "tie": 0.5}
 _T = TypeVar("_T")
 
 
@@ -73,8 +81,9 @@ def read_study(path: str) -> Study:
     features, see :func:`~fldb_flower.environments.arms.parse_arms`. Without this file, the arms are
     those of the duels, in order of appearance, with one indicator each. ``duels.csv`` has a header
     and one line per answer, with the columns ``person``, ``first``, ``second`` (names of arms) and
-    ``preference``, in any order. Other columns are ignored. A preference between 0 and 1 is a
-    degree: 0.75 is three wins of the first arm out of four.
+    ``preference``, in any order; see :func:`columns_of` and :func:`shares`. Other columns are
+    ignored. A preference between 0 and 1 is a degree: 0.75 is three wins of the first arm out of
+    four.
     """
     if not path:
         raise DataError(f"environment.path is empty: set it to {_FOLDER}")
@@ -97,7 +106,7 @@ def _study(folder: Path, version: object) -> Study:  # noqa: ARG001 - a key of t
     table = _read(file, parse_arms) if file.exists() else None
     known = None if table is None else {arm: number for number, arm in enumerate(table.arms)}
     file = folder / DUELS
-    rows = _read(file, lambda content: [*_duels(content, known)])
+    rows = _read(file, lambda content: _duels(content, known))
     numbers = known or _numbered(arm for _, *pair, _ in rows for arm in pair)
     people = _numbered(person for person, *_ in rows)
     duels = [(people[row[0]], numbers[row[1]], numbers[row[2]], row[3]) for row in rows]
@@ -121,15 +130,60 @@ def _read(file: Path, parse: Callable[[bytes], _T]) -> _T:
         raise DataError(f"{one_line(file)}: {error}") from None
 
 
-def _duels(content: bytes, arms: Container[str] | None) -> Iterator[tuple[str, str, str, float]]:
-    """Yield person, first, second and preference of each duel; any arm is valid if None are."""
+def columns_of(header: Iterable[object]) -> list[str]:
+    """Return the names of columns of answers in lower case, other common names replaced.
+
+    Examples
+    --------
+    >>> from fldb_flower.environments.studies import columns_of
+    >>> columns_of(["Person", "item_a", "item_b", "winner"])
+    ['person', 'first', 'second', 'preference']
+    """
+    names = [str(name).strip().lower().replace(" ", "_") for name in header]
+    aliases = _ALIASES if "loser" in names else {**_ALIASES, "winner": "preference"}
+    return [aliases.get(name, name) for name in names]
+
+
+def shares(
+    answers: Sequence[str], firsts: Sequence[str], seconds: Sequence[str]
+) -> list[float | None]:
+    """Return the preference for the first item that each answer states; None if it is invalid.
+
+    An answer is a number from 0 (second) to 1 (first), ``first``, ``second``, ``tie``, or the name
+    of one of the two items. What could be both is a name if other answers can only be names.
+
+    Examples
+    --------
+    >>> from fldb_flower.environments.studies import shares
+    >>> shares(["tea", "tie", "0.25", "mate"], ["tea"] * 4, ["milk"] * 4)
+    [1.0, 0.5, 0.25, None]
+    """
+    pairs = zip(answers, firsts, seconds, strict=True)
+    named = [float(answer == one) if answer in {one, two} else None for answer, one, two in pairs]
+    words = {answer: _WORDS.get(columns_of([answer])[0]) for answer in {*answers}}
+    for answer in words:
+        number = finite_number(answer)
+        if number is not None and 0.0 <= number <= 1.0:
+            words[answer] = number
+    others = [words[answer] for answer in answers]
+    both = [*zip(named, others, strict=True)]
+    if any(name is not None and other is None for name, other in both):
+        both = [(other, name) for name, other in both]
+    return [name if other is None else other for name, other in both]
+
+
+def _duels(content: bytes, arms: Container[str] | None) -> list[tuple[str, str, str, float]]:
+    """Return person, first, second and preference of each duel; any arm is valid if None are."""
     (line, header), *rows = read_rows(content, _VALID)
-    if any(header.count(column) != 1 for column in COLUMNS):
+    names = columns_of(header)
+    if any(names.count(column) != 1 for column in COLUMNS):
         raise error_at(line, f"the header is {','.join(header)[:40]!r}", _VALID)
     if not rows:
         raise DataError(f"has no duels; {_VALID}")
-    for line, row in rows:
-        person, first, second, preference = (row[header.index(column)] for column in COLUMNS)
+    duels = [[row[names.index(column)] for column in COLUMNS] for _, row in rows]
+    found, read = shares(*zip(*((row[3], *row[1:3]) for row in duels), strict=True)), []
+    for (line, _), duel, share in zip(rows, duels, found, strict=True):
+        person, first, second, preference = duel
         for column, arm in (("first", first), ("second", second)):
             if not arm or (arms is not None and arm not in arms):
                 required = f"must be an arm of {ARMS}" if arms else "must be the name of an arm"
@@ -137,8 +191,7 @@ def _duels(content: bytes, arms: Container[str] | None) -> Iterator[tuple[str, s
         if not person or first == second:
             fault = f"first and second are both {first[:40]!r}" if person else "person is empty"
             raise error_at(line, fault, _VALID)
-        share = finite_number(preference)
-        if share is None or not 0.0 <= share <= 1.0:
-            required = "must be 1 (the first arm won), 0 (the second won) or 0.5 (a tie)"
-            raise error_at(line, f"preference is {preference[:40]!r}", required)
-        yield person, first, second, share
+        if share is None:
+            raise error_at(line, f"preference is {preference[:40]!r}", ANSWERS)
+        read.append((person, first, second, share))
+    return read

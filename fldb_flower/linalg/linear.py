@@ -24,6 +24,7 @@ Whitener: TypeAlias = Array
 _TINY = sys.float_info.min  # lower bound of a diagonal entry, so that dividing by it is defined
 _INDEFINITE = 1e-6  # an eigenvalue of the scaled matrix below minus this is no rounding error
 _SMALL = 16  # size from which an inverse is computed by halves, and LAPACK is used for forms
+_LARGE = 1e300
 _CACHED = 2**13  # numbers of an array of which several fit in a processor's cache
 
 
@@ -54,13 +55,21 @@ def shifted_forms(matrices: Array, shifts: Array, x: Array, y: Array) -> Array:
     """
     xp, (d, n, h) = namespace(matrices), shifts.shape
     if xp is not np or d > _SMALL:
-        eye, found = xp.eye(d, dtype=x.dtype, device=x.device), []
+        # The Cholesky factor of [[M + D, .], [x^T, .], [y^T, .]] ends with solutions for x and y.
+        table = xp.zeros((n, d + 2, d + 2), dtype=x.dtype, device=x.device)
+        table[:, :d, :d], table[:, d, :d], table[:, d + 1, :d] = matrices, x, y
+        table[:, d:, d:] = _LARGE * xp.eye(2, dtype=x.dtype, device=x.device)
+        places, found = xp.arange(d, device=x.device), []
+        diagonal = (1.0 + 4.0 * d * xp.finfo(x.dtype).eps) * xp.linalg.diagonal(matrices)
         for shift in xp.moveaxis(shifts, 2, 0):
-            units = shift.T**-0.5
-            scaled = units[:, :, None] * matrices * units[:, None] + eye
-            solved = solve(scaled, units * x)
-            found.append(xp.stack([xp.vecdot(solved, units * right) for right in (x, y)]))
-        return xp.stack(found, axis=-1)
+            table[:, places, places] = diagonal + shift.T
+            try:
+                right = xp.linalg.cholesky(table)[:, d:, :d]
+                left = right[:, 0]
+            except (np.linalg.LinAlgError, RuntimeError):  # rounding errors of M exceed D
+                right, left = table[:, d:, :d], solve(table[:, :d, :d], x)
+            found.append(xp.sum(left[:, None] * right, axis=2))
+        return xp.moveaxis(xp.stack(found, axis=-1), 1, 0)
     if n > (step := max(_CACHED // h, 1)):
         blocks = [slice(start, start + step) for start in range(0, n, step)]
         return np.concat([shifted_forms(matrices[i], shifts[:, i], x[i], y[i]) for i in blocks], 1)

@@ -23,6 +23,7 @@ from fldb_flower.system.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -34,6 +35,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "png": (),
     "svg": ("Date", "Creator"),
     "pdf": ("CreationDate", "Producer"),
+    "pgf": (),
 }
 """Formats of figures, and the metadata that depend on the date or Matplotlib's version."""
 _COLORS = 128  # colors of a PNG image
@@ -61,8 +63,11 @@ _BARS = 5  # number of error bars per curve
 _MAX_POINTS = 1000  # largest number of points of a curve
 MAX_LABELS = 40
 """Largest number of curves of a plot that have labels."""
-_LINE = 1.4  # height of a line of a label in font sizes
-_LEAD, _PAD = 0.26, 2  # length of the line to a label in inches, and the gap in points
+_LINE = 1.5  # height of a line of a label in font sizes
+_LEADER: dict[str, Any] = {"color": "0.6", "linewidth": 0.6, "zorder": 2}
+_LEAD, _SAMPLE, _PAD = 0.12, 0.42, 2  # ends of leader and sample in inches, and the gap in points
+_DECADES = 2.5  # with more, only powers of ten are labelled
+_NARROW = 5  # ratio of the limits of a logarithmic axis up to which the ticks are evenly spaced
 
 
 class Curve(NamedTuple):
@@ -116,6 +121,8 @@ def label_axes(axes: Axes) -> None:
     axes.set_xlim(0, max(float(np.max(line.get_xdata())) for line in axes.lines))
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
+    else:
+        log_ticks(axes.yaxis)
 
 
 def points(axes: Axes, values: Sequence[Any], style: Style, text: str) -> Line2D:
@@ -135,8 +142,9 @@ def line_style(style: Style) -> dict[str, Any]:
 def label(axes: Axes, lines: Sequence[Line2D]) -> None:
     """Write the label of each line to the right of the axes, next to the end of the line.
 
-    The limits of the axes remain as they are now. Lines that are too many for labels get a legend
-    to the right of the axes.
+    A grey leader joins the end of a line to its label, which has a sample of the line. The limits
+    of the axes remain as they are now. Lines that are too many for labels get a legend to the right
+    of the axes.
     """
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     figure = axes.get_figure(root=True)
@@ -149,18 +157,39 @@ def label(axes: Axes, lines: Sequence[Line2D]) -> None:
         columns = -(-len(lines) // (int(1 / gap) + 1))
         axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), ncols=columns)
         return
+    from matplotlib.patches import ConnectionPatch  # noqa: PLC0415 - takes half a second
+
     last = [np.column_stack(line.get_data())[np.argmax(line.get_xdata())] for line in lines]
     ends = axes.transAxes.inverted().transform(axes.transData.transform(np.array(last, float)))
-    heights = spread(np.clip(ends[:, 1], 0, 1), gap)
-    for line, text, (x, y), place in zip(lines, texts, ends, heights, strict=True):
-        right = 1 + _LEAD / width
-        (lead,) = axes.plot([x, right], [np.clip(y, 0, 1), place], transform=axes.transAxes)
-        lead.update_from(line)
-        lead.set(transform=axes.transAxes, clip_on=False, marker="", label="")
+    ends = np.clip(ends, 0, 1)
+    left, right = 1 + _LEAD / width, 1 + _SAMPLE / width
+    joined: dict[str, Any] = {"coordsA": axes.transAxes, "coordsB": axes.transAxes, **_LEADER}
+    for line, text, end, place in zip(lines, texts, ends, spread(ends[:, 1], gap), strict=True):
+        axes.add_artist(ConnectionPatch(tuple(end), (left, place), clip_on=False, **joined))
+        (sample,) = axes.plot([left, right], [place, place], transform=axes.transAxes)
+        sample.update_from(line)
+        sample.set(transform=axes.transAxes, clip_on=False, marker="", label="")
         axes.annotate(
             text, (right, place), xycoords="axes fraction", va="center",
             xytext=(_PAD, 0), textcoords="offset points", fontsize=size, annotation_clip=False,
         )  # fmt: skip
+
+
+def log_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers, such as 1, 2, 5, 10; large ones as powers."""
+    from matplotlib import ticker  # noqa: PLC0415 - takes half a second
+
+    low, high = sorted(axis.get_view_interval())
+    steps = (1.0, 2.0, 5.0) if high < 10**_DECADES * low else (1.0,)
+    many = ticker.LogLocator(subs=steps, numticks=20)
+    axis.set_major_locator(many if high > _NARROW * low else ticker.AutoLocator())
+    powers = ticker.LogFormatterSciNotation()
+
+    def text(value: float, _: float) -> str:
+        return f"{value:,g}" if 1e-4 < value < 1e6 else powers(value)
+
+    axis.set_major_formatter(text)
+    axis.set_ticks([], minor=True)
 
 
 def spread(heights: npt.ArrayLike, gap: float) -> npt.NDArray[np.float64]:
@@ -261,16 +290,18 @@ def save_figure(
     height: float,
     width: str = "column",
     formats: Sequence[str] = ("png",),
+    font: str = "",
 ) -> list[Path]:
     """Draw a figure, save it in :data:`FORMATS`, and return the files; log a failure in one line.
 
-    The height is in inches, and the width one of :data:`WIDTHS`. The figure does not depend on the
-    user's Matplotlib backend, ``matplotlibrc`` or style, and the same data gives the same bytes.
-    Only this module imports Matplotlib.
+    The height is in inches, and the width one of :data:`WIDTHS`. ``font`` is one of :func:`fonts`,
+    by default that of the style. The figure does not depend on the user's Matplotlib backend,
+    ``matplotlibrc`` or style, and the same data gives the same bytes. Only this module imports
+    Matplotlib.
     """
     paths = [path.with_suffix(f".{each}") for each in formats]
     try:
-        with style():
+        with style(font):
             from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
             from matplotlib.figure import Figure  # noqa: PLC0415 - takes half a second
 
@@ -281,6 +312,8 @@ def save_figure(
                 content = io.BytesIO()
                 if kind == "png":
                     _save_png(figure, content)
+                elif kind == "pgf":
+                    _save_pgf(figure, content)
                 else:
                     figure.savefig(content, format=kind, metadata=dict.fromkeys(FORMATS[kind]))
                 replace_file(each, content.getvalue())
@@ -303,8 +336,40 @@ def _save_png(figure: Figure, content: io.BytesIO) -> None:
     palette.save(content, format="png", dpi=(DPI, DPI))
 
 
+def _save_pgf(figure: Figure, content: io.BytesIO) -> None:
+    """Save drawing commands for LaTeX, which writes the texts in the font of the document.
+
+    LaTeX is not needed here: the texts are measured in the font of the figure.
+    """
+    from matplotlib.backend_bases import RendererBase  # noqa: PLC0415
+    from matplotlib.backends.backend_pgf import RendererPgf  # noqa: PLC0415
+
+    class Renderer(RendererPgf):
+        get_text_width_height_descent = RendererBase.get_text_width_height_descent
+
+    commands = io.StringIO()
+    renderer: Any = Renderer
+    figure.draw(renderer(figure, commands))
+    size = "".join(f"{{{inches:f}in}}" for inches in figure.get_size_inches())
+    content.write(
+        "% Include this file by \\input, after \\usepackage{pgf} in the preamble.\n"
+        "\\begingroup\\makeatletter\\begin{pgfpicture}%\n"
+        f"\\pgfpathrectangle{{\\pgfpointorigin}}{{\\pgfqpoint{size}}}%\n"
+        "\\pgfusepath{use as bounding box, clip}%\n"
+        f"{commands.getvalue()}\\end{{pgfpicture}}\\makeatother\\endgroup\n".encode()
+    )
+
+
+def fonts() -> list[str]:
+    """Return the names of the fonts that figures can have."""
+    with style():
+        from matplotlib.font_manager import get_font_names  # noqa: PLC0415
+
+        return sorted(get_font_names())
+
+
 @contextlib.contextmanager
-def style() -> Iterator[None]:
+def style(font: str = "") -> Iterator[None]:
     """Use the style of the figures in the block, ``figure_style.yaml``, and then the user's."""
     if "matplotlib" not in sys.modules:
         # The import fails if the backend is not installed, such as Jupyter's.
@@ -323,6 +388,10 @@ def style() -> Iterator[None]:
         mpl.rcdefaults()
         sheet = Path(__file__).with_name("figure_style.yaml")
         mpl.rcParams.update(mpl.rc_params_from_file(sheet, use_default_template=False))
+        if font:
+            names = {f"mathtext.{each}": font for each in ("rm", "cal", "sf", "tt")}
+            names |= {"mathtext.it": f"{font}:italic", "mathtext.fontset": "custom"}
+            mpl.rcParams.update(names | {"font.family": font})  # type: ignore[arg-type]
         yield
 
 

@@ -71,7 +71,8 @@ TUNED_STYLES: dict[str, Style] = {
     style["label"]: style
     for style in (
         _tuned("ldb", 4), _tuned("fldb_ogd", 5), _tuned("fldb_gd", 6), _tuned("fldb_ons", 0),
-        _tuned("fldb_ogd", 3, ", geometric"), _tuned("fldb_ons", 7, ", geometric"),
+        _tuned("fldb_ogd", 3, ", geometric"), _tuned("fldb_gd", 4, ", geometric"),
+        _tuned("fldb_ons", 7, ", geometric"),
     )
 }  # fmt: skip
 """Styles of the curves in ``conf/tuned.yaml`` by their label."""

@@ -110,6 +110,7 @@ def _without_effect_on(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ):
         yield names, this if entry and entry.agents not in kinds else ""
     yield "first_round", this if entry and entry.exchanges != "several_first" else ""
+    yield "tau", this if name == "fldb_gd" else ""  # a round is one iteration, or geometric
     is_private = values.get("privacy.epsilon", NONE) != NONE
     for names, *own in (
         ("alpha step_index projection_center projection_radius", "fldb_ogd"),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from fldb_flower.environments.arms import read_rows
+from fldb_flower.environments.studies import ANSWERS, columns_of, shares
 from fldb_flower.errors import DataError, extra_missing, one_line, shown
 from fldb_flower.linalg.arrays import Array
+from fldb_flower.system.files import read_file
 
-_FORMS = ("winner,loser", "first,second,preference")
-_VALID = f"must have the columns {' or '.join(_FORMS)}; person, tie and count are optional"
-_ANSWERS = {"first": 1.0, "second": 0.0, "tie": 0.5}
+_FORMS = ("winner", "loser"), ("first", "second", "preference")
+_VALID = (
+    f"it must be UTF-8 text with the columns {' or '.join(map(','.join, _FORMS))} (or"
+    " item_a,item_b,choice); person, tie and count are optional"
+)
 _YES, _NO = {"1", "true", "yes", "y", "tie"}, {"", "0", "false", "no", "n"}
 _EXCEL = (".xls", ".xlsx", ".xlsm", ".ods")
 
@@ -35,43 +41,40 @@ class Comparisons(NamedTuple):
 
 
 def read_comparisons(file: Path) -> Comparisons:
-    """Return the comparisons in a file; see :func:`parse_comparisons`.
-
-    The separator of a text file is the most frequent one of comma, semicolon and tab in its first
-    line.
-    """
+    """Return the comparisons in a file; see :func:`parse_comparisons`."""
     name = one_line(file)
+    lines: list[int] | None = None
     try:
         if file.suffix.lower() in _EXCEL:
             table = pd.read_excel(file, dtype=str, keep_default_na=False)
         else:
-            with file.open(encoding="utf-8-sig") as text:
-                head = text.readline()
-            separator = max(",;\t", key=head.count)
-            table = pd.read_csv(
-                file, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig",
-                skipinitialspace=True,
-            )  # fmt: skip
+            (_, header), *rows = read_rows(read_file(file, 2**30), _VALID)
+            lines = [line for line, _ in rows]
+            table = pd.DataFrame([row for _, row in rows], columns=header, dtype=str)
     except ImportError as error:
         raise extra_missing(f"{name}: Excel", "excel", "a CSV file", error) from None
-    except UnicodeDecodeError:
-        raise DataError(f"{name}: it is not UTF-8 text; save it as CSV in UTF-8") from None
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:  # of pandas
-        raise DataError(f"{name}: {one_line(error)}; {_VALID}") from None
-    return parse_comparisons(table, name)
+    except (DataError, ValueError) as error:  # ValueError: of pandas
+        raise DataError(f"{name}: {one_line(error)}") from None
+    return parse_comparisons(table, name, lines)
 
 
-def parse_comparisons(table: pd.DataFrame, name: str = "the table") -> Comparisons:
-    """Return the comparisons in a table; see :func:`simulations.api.ranking.rank_items`."""
-    columns = {str(column).strip().lower(): column for column in table.columns}
-    pair = next((form.split(",") for form in _FORMS if columns.keys() >= {*form.split(",")}), None)
+def parse_comparisons(
+    table: pd.DataFrame, name: str = "the table", lines: Sequence[int] | None = None
+) -> Comparisons:
+    """Return the comparisons in a table; see :func:`simulations.api.ranking.rank_items`.
+
+    ``lines`` are the numbers of the rows in messages, by default as in a spreadsheet.
+    """
+    columns = columns_of(table.columns)
+    pair = next((form for form in _FORMS if all(columns.count(each) == 1 for each in form)), None)
     if pair is None:
         found = one_line(", ".join(map(str, table.columns)))[:200]
-        raise DataError(f"{name}: the columns are {found}; it {_VALID}")
+        raise DataError(f"{name}: the columns are {found}; {_VALID}")
     texts = {
-        key: table[column].fillna("").astype(str).str.strip() for key, column in columns.items()
+        key: table.iloc[:, place].fillna("").astype(str).str.strip()
+        for place, key in enumerate(columns)
     }
     first, second = texts[pair[0]], texts[pair[1]]
     if not len(table):
@@ -81,24 +84,21 @@ def parse_comparisons(table: pd.DataFrame, name: str = "the table") -> Compariso
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             value = shown(str(texts[column].iloc[row]))
-            raise DataError(f"{name}: row {row + 2}: {column} is {value}; {valid}")
+            line = row + 2 if lines is None else lines[row]
+            raise DataError(f"{name}: line {line}: {column} is {value}; {valid}")
 
     for column in pair[:2]:
         refuse(texts[column] == "", column, "must be the name of an item")
     refuse(first == second, pair[1], f"{pair[0]} is the same item")
+    preference = pd.Series(1.0, table.index)
     if len(pair) == 3:
-        given = texts["preference"]
-        preference = pd.to_numeric(given, errors="coerce")
-        preference = preference.fillna(given.str.lower().map(_ANSWERS))
-        preference = preference.mask(given == first, 1.0).mask(given == second, 0.0)
-        valid = "must be first, second, tie, the name of one of the two, or a number from 0 to 1"
-        refuse(~preference.between(0.0, 1.0), "preference", valid)
-    else:
-        preference = pd.Series(1.0, index=table.index)
+        given = [texts[column].to_list() for column in ("preference", *pair[:2])]
+        preference = pd.Series(shares(*given), table.index, dtype=float)
+        refuse(preference.isna(), "preference", ANSWERS)
     if "tie" in columns:
-        given = texts["tie"].str.lower()
-        refuse(~given.isin(_YES | _NO), "tie", "must be yes, no, 1, 0 or empty")
-        preference = preference.mask(given.isin(_YES), 0.5)
+        ties = texts["tie"].str.lower()
+        refuse(~ties.isin(_YES | _NO), "tie", "must be yes, no, 1, 0 or empty")
+        preference = preference.mask(ties.isin(_YES), 0.5)
     count = pd.Series(1.0, index=table.index)
     if "count" in columns:
         count = pd.to_numeric(texts["count"], errors="coerce")

@@ -8,7 +8,8 @@ other modules with one indicator feature per item. A person's utilities are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,15 +26,19 @@ from simulations.api.comparisons import Comparisons, parse_comparisons, read_com
 VARIANCES = (0.0, *(10.0 ** np.linspace(-2.0, 2.0, 9)).tolist())
 """Values of v that are tried; 0: people do not differ."""
 
-_DRAWS, _ROUNDS, _STEPS = 20_000, 100, 200
+ENOUGH = 10
+"""Answers per person, on average, from which the standard deviation of people is stated."""
+
+_DRAWS, _ROUNDS, _STEPS, _CHECKED = 20_000, 100, 200, 20
 _NORMAL = 1.959964  # the quantile of a 95% interval
 
 
 class Fit(NamedTuple):
-    """Utilities (items,), the covariance of their differences from the mean, and log losses."""
+    """Common utilities (items,), each person's own, covariances and predictions."""
 
     utilities: Array
-    covariance: Array  # (items, items)
+    own: Array  # (people, items)
+    covariance: Array  # of the common utilities, relative to their mean; (items, items)
     left_out: Array  # logits of the comparisons, each predicted from all others; (n,)
 
 
@@ -47,16 +52,25 @@ class Ranking:
         A row per item, best first: ``rank``, ``item``, ``utility`` (in logits, with mean 0),
         ``low`` and ``high`` (95% interval of the utility), ``best`` (probability that the item has
         the largest utility), ``wins``, ``losses`` and ``ties``.
+    people : DataFrame or None
+        The utilities of each person, a row per person and a column per item, best first. Items that
+        the person did not compare have the common utility. None with one person.
+    count : float
+        Number of comparisons.
     variance : float or None
-        v, the variance of people's utilities around the common ones; None with one person.
+        v, the variance of people's utilities around the common ones: that of :data:`VARIANCES` with
+        the smallest log loss. None with one person.
     log_loss : tuple of float
         Mean log loss of left-out comparisons, predicted by the common utilities and, with more than
-        one person, by the person's own.
+        one person, by the person's own. That of a coin is log 2, 0.693.
+    gain : tuple of float or None
+        How much lower the log loss by people's own utilities is, and the standard error of this
+        difference over people; None with one person.
     accuracy : tuple of float
         Fraction of them whose winner is predicted; ties are ignored.
     notes : tuple of str
         Facts that limit what the ranking means: groups of items that were never compared, items
-        that never lost or never won, and cycles.
+        that never lost or never won, cycles, few answers, and names that may be misspelt.
 
     See Also
     --------
@@ -72,8 +86,11 @@ class Ranking:
     """
 
     table: pd.DataFrame
+    people: pd.DataFrame | None
+    count: float
     variance: float | None
     log_loss: tuple[float, ...]
+    gain: tuple[float, float] | None
     accuracy: tuple[float, ...]
     notes: tuple[str, ...]
 
@@ -88,7 +105,8 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
         columns are ``winner`` and ``loser``; or ``first``, ``second`` and ``preference``, which is
         1 or ``first`` (the first item was preferred), 0 or ``second``, 0.5 or ``tie``, a number
         between, or the name of the preferred item. Optional columns are ``person``, ``tie`` (yes or
-        no: winner and loser are equal) and ``count``. Case and other columns are ignored.
+        no: winner and loser are equal) and ``count``. The case of the header and other columns are
+        ignored.
     ridge : float
         Precision of the prior of each utility, N(0, 1 / ridge), above 0. With one person, the
         utilities are those of logistic regression on indicators of the items with
@@ -102,8 +120,8 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
     Raises
     ------
     DataError
-        A column is missing or a value is invalid; the message names the row as in a spreadsheet,
-        where row 1 is the header.
+        A column is missing or a value is invalid; the message names the line of the file. Line 1
+        is the header.
 
     Examples
     --------
@@ -124,19 +142,32 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
 
 def _ranking(data: Comparisons, ridge: float) -> Ranking:
     """Return the ranking with the v that best predicts left-out comparisons."""
-    fits = [fit(data, ridge, v) for v in (VARIANCES if len(data.people) > 1 else (0.0,))]
-    losses = [_log_loss(each.left_out, data) for each in fits]
-    place = int(np.argmin(losses))
-    used = [0] if len(fits) == 1 else [0, place]
+    is_one, total = len(data.people) == 1, float(data.times.sum())
+    fits = [fit(data, ridge, v) for v in ((0.0,) if is_one else VARIANCES)]
+    losses = [preference.losses(each.left_out, data.preference) * data.times for each in fits]
+    place = int(np.argmin([each.sum() for each in losses]))
+    used, table = [0] if is_one else [0, place], _table(fits[place], data)
     decided = data.times * (data.preference != 0.5)
     right = [(fits[each].left_out > 0) == (data.preference > 0.5) for each in used]
+    people = pd.DataFrame(fits[place].own, pd.Index(data.people, name="person"), data.items)
     return Ranking(
-        _table(fits[place], data),
-        VARIANCES[place] if len(fits) > 1 else None,
-        tuple(losses[each] for each in used),
+        table,
+        None if is_one else people[table["item"]],
+        total,
+        None if is_one else VARIANCES[place],
+        tuple(float(losses[each].sum() / total) for each in used),
+        None if is_one else _gain(data, losses[0] - losses[place]),
         tuple(float(decided @ each / decided.sum()) if decided.any() else np.nan for each in right),
         tuple(_notes(data)),
     )
+
+
+def _gain(data: Comparisons, saved: Array) -> tuple[float, float]:
+    """Return the mean of what comparisons save, and its standard error over people."""
+    total, people = data.times.sum(), len(data.people)
+    mean = float(saved.sum() / total)
+    sums = np.bincount(data.person, saved - mean * data.times, people)
+    return mean, float(np.linalg.norm(sums) * np.sqrt(people / (people - 1)) / total)
 
 
 def _table(common: Fit, data: Comparisons) -> pd.DataFrame:
@@ -160,10 +191,6 @@ def _table(common: Fit, data: Comparisons) -> pd.DataFrame:
     return table
 
 
-def _log_loss(logits: Array, data: Comparisons) -> float:
-    return float(data.times @ preference.losses(logits, data.preference) / data.times.sum())
-
-
 def fit(data: Comparisons, ridge: float, variance: float) -> Fit:
     """Return the maximum of the joint posterior of the common utilities and each person's own.
 
@@ -174,7 +201,8 @@ def fit(data: Comparisons, ridge: float, variance: float) -> Fit:
     if variance == 0.0:
         point, hessian = _posterior(data, ridge, np.zeros(size), np.zeros(size))
         inverse = np.linalg.inv(hessian)
-        return Fit(point, _centred(inverse), _left_out(data, point, inverse))
+        same = np.tile(point, (len(data.people), 1))
+        return Fit(point, same, _centred(inverse), _left_out(data, point, inverse))
     order = np.argsort(data.person, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(data.person, minlength=len(data.people)))[:-1])
     own = [_renumbered(data.of(each)) for each in rows]
@@ -199,10 +227,13 @@ def fit(data: Comparisons, ridge: float, variance: float) -> Fit:
             f"ridge={ridge:g}: the ranking did not converge in {_ROUNDS} rounds; increase the ridge"
         )
     covariance, left_out = np.linalg.inv(precision), np.empty(len(data.first))
-    for (items, duels), each, point, (gain, hessian) in zip(own, rows, points, fits, strict=True):
+    persons = np.tile(utilities, (len(own), 1))
+    for number, (items, duels) in enumerate(own):
+        each, point, (gain, hessian) = rows[number], points[number], fits[number]
+        persons[number, items] = point
         common = gain @ covariance[np.ix_(items, items)] @ gain
         left_out[each] = _left_out(duels, point, np.linalg.inv(hessian) + common)
-    return Fit(utilities, _centred(covariance), left_out)
+    return Fit(utilities, persons, _centred(covariance), left_out)
 
 
 def _centred(covariance: Array) -> Array:
@@ -320,19 +351,53 @@ def _notes(data: Comparisons) -> Iterator[str]:
                 f"never {word}: {_names(data, never)}. How {bound} the utility is depends on the"
                 " prior"
             )
-    beats = (won > won.T).astype(float)
+    clear = 2.0 * np.sqrt(won + won.T)  # two standard errors of the lead, if both are equal
+    beats = (won - won.T > clear).astype(float)
     cyclic = [group for group in _classes(_reachable(beats + np.eye(size))) if len(group) > 2]
     if cyclic:
         cycle = " > ".join(data.items[item] for item in _cycle(beats, cyclic[0]))
         yield (
-            f"cycles: {sum(map(len, cyclic))} items are in cycles of majorities, such as {cycle}."
+            f"cycles: {sum(map(len, cyclic))} items are in cycles of clear majorities, such as"
+            f" {cycle}."
             " One utility per item cannot express a cycle"
         )
+    if len(data.people) > 1 and (each := data.times.sum() / len(data.people)) < ENOUGH:
+        yield (
+            f"people have {each:.1f} answers on average. With fewer than about {ENOUGH}, how much"
+            " they differ cannot be estimated"
+        )
+    yield from _doubtful(data)
 
 
-def _names(data: Comparisons, items: Array, most: int = 4) -> str:
-    names = [data.items[item] for item in items[:most]]
-    return ", ".join(names) + (f" and {len(items) - most} more" if len(items) > most else "")
+def _doubtful(data: Comparisons) -> Iterator[str]:
+    """Yield names that may be the same: in case only, or rare and similar to another one."""
+    for kind, names in (("items", data.items), ("people", data.people)):
+        spelt: dict[str, list[str]] = {}
+        for name in names:
+            spelt.setdefault(" ".join(name.casefold().split()), []).append(name)
+        if same := [name for each in spelt.values() if len(each) > 1 for name in each]:
+            yield f"{kind} differ in case only: {_listed(same)}"
+    size = len(data.items)
+    count = np.bincount(data.first, data.times, size) + np.bincount(data.second, data.times, size)
+    digits = ["".join(filter(str.isdigit, item)) for item in data.items]
+    similar = []
+    for rare in np.flatnonzero(count == 1.0)[:_CHECKED]:
+        others = [
+            item for number, item in enumerate(data.items)
+            if number != rare and digits[number] == digits[rare]
+        ]  # fmt: skip
+        if close := difflib.get_close_matches(data.items[rare], others, 1, 0.8):
+            similar.append(f"{data.items[rare]} (similar to {close[0]})")
+    if similar:
+        yield f"compared once: {_listed(similar)}"
+
+
+def _names(data: Comparisons, items: Array) -> str:
+    return _listed([data.items[item] for item in items])
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _reachable(links: Array) -> Array:

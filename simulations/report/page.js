@@ -196,6 +196,11 @@ function restyle() {
   arrange(groups, present.table);
 }
 
+/* ---- Directions in which people differ ----------------------------------------------------------- */
+
+byId("directions").closest("section").hidden = !DATA.directions;
+if (DATA.directions) makeTable("directions", DATA.directions, { order: [], rowCallback: ({ cells }, row) => { cells[1].style.setProperty("--share", `${row[1]}%`); } });
+
 /* ---- Comparison of the selected runs ----------------------------------------------------------- */
 
 const drawSelected = makeChart("selected", "Curves of the selected runs");

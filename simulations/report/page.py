@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import itertools
 import json
 import os
 import re
@@ -118,8 +119,9 @@ class Data:
         """
         found = {key: {group.values.get(key, "") for group in groups} for key in by}
         values = {key: sorted(own, key=_order) for key, own in found.items() if len(own) > 1}
+        shared = next(iter(self.styles)) if len(self.styles) == 1 else ""
         styles = {
-            name_of(key): styles_of(own if key == "algorithm" else [""] * len(own))
+            name_of(key): styles_of(own if key == "algorithm" else [shared] * len(own))
             for key, own in values.items()
         } or {"algorithm": list(self.styles.values())}
         by_size = sorted(styles, key=lambda key: -len(styles[key]))
@@ -147,6 +149,15 @@ class Data:
         table = _table(titles, rows)
         table["columns"][-1]["kind"] = "path"
         return table
+
+    def direction_table(self) -> dict[str, Any] | None:
+        """Return a row for each direction in which people differ that a run has learned, if any."""
+        rows = [
+            [name, round(100 * each["share"]), _weights(each["weights"])]
+            for name, run in zip(self.names(), self.runs, strict=True)
+            for each in run.summary.get("directions", ())
+        ]
+        return _table(["Run", "Share (%)", "Features"], rows) if rows else None
 
     def group_table(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Return titles, formats and rows of a table of groups: statistics of the final regret."""
@@ -253,6 +264,14 @@ def _label(values: Mapping[str, str]) -> str:
     """Return the values of settings in one line; some need no name."""
     parts = (v if k in _SHOWN_ALONE else f"{name_of(k)}={v}" for k, v in values.items())
     return ", ".join(filter(None, parts))
+
+
+def _weights(weights: Mapping[str, float]) -> str:
+    """Return the features of a direction and their weights in one line."""
+    signed = {
+        name: f"{weight:+.2f}".replace("-", "\N{MINUS SIGN}") for name, weight in weights.items()
+    }
+    return ", ".join(f"{name} {weight}" for name, weight in signed.items())
 
 
 def _order(text: str) -> tuple[bool, float, str]:
@@ -365,9 +384,12 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
             "table": data.group_table(groups),
             **data.encoding(groups, by),
         }
+    scales = [scale for each in groupings.values() for scale in each["scales"].values()]
+    styles = itertools.chain(data.styles.values(), *scales)
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "groupings": groupings,
+        "directions": data.direction_table(),
         "runs": data.run_table(paths),
         # "./": a name must not be read as a scheme
         "links": ["./" + quote(os.fsencode(f"{path}/")) for path in paths],
@@ -377,7 +399,7 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
         "dashes": DASHES,
         "dark": DARK
         | dict(zip(SEQUENCE, DARK_SEQUENCE, strict=True))
-        | {style["color"]: style["dark"] for style in data.styles.values()},
+        | {style["color"]: style["dark"] for style in styles},
     }
 
 

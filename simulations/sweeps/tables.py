@@ -93,21 +93,20 @@ def _settings(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:
 
 
 def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame:
-    """Return one row per configuration: varying settings, and the final regret over the seeds.
+    """Return one row per configuration: varying settings, final regret and exchanges.
 
-    The standard error is that of the mean, ``deviation / sqrt(seeds)``; it is NaN for one seed. Log
-    loss and accuracy, if some of the runs predicted answers, are means as well.
+    The standard error is that of the mean, ``deviation / sqrt(seeds)``; it is NaN for one seed. If
+    answers were predicted only, log loss and accuracy replace the regret.
     """
     groups, names = by_configuration(runs), predictions(runs)
     places = np.repeat(range(len(groups)), [len(group) for group in groups])
     rows = pd.DataFrame([run.summary for group in groups for run in group])
-    by_group = rows[["final_regret", *names]].astype(float).groupby(places)
+    by_group = rows.select_dtypes("number").astype(float).groupby(places)
     final = by_group["final_regret"]
-    numbers = pd.DataFrame(
-        {"mean": final.mean(), "std. error": final.sem(), "median": final.median()}
-    )
-    for name in names:
-        numbers[name] = by_group[name].mean()
+    numbers = pd.DataFrame({"mean": final.mean(), "std. error": final.sem()})
+    if names and not rows.final_regret.any():
+        numbers = by_group[names].mean()
+    numbers["exchanges"] = by_group["exchanges"].mean()
     keys = [key for key in _columns(runs, swept) if key != "seed"]
     settings = _settings([group[0] for group in groups], keys)
     return pd.concat([settings, numbers.assign(seeds=final.size())], axis=1)
@@ -116,11 +115,15 @@ def statistics(runs: Sequence[Run], swept: Collection[str] = ()) -> pd.DataFrame
 def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
     """Return :func:`statistics` as aligned text, limited to 60 rows."""
     table = statistics(runs, swept)
+    what = "final regret" if "mean" in table else "predictions"
+    digits = {"mean": 2, "std. error": 2, "log_loss": 4, "accuracy": 4, "exchanges": 1}
+    for name in digits.keys() & set(table):
+        table[name] = table[name].map(f"{{:.{digits[name]}f}}".format, na_action="ignore")
     shown = table.head(_MAX_ROWS).astype(object).where(table.notna(), "-")
     text = shown.to_string(index=False, float_format=lambda value: f"{value:.6g}")
     left = len(table) - _MAX_ROWS
     more = f"\n... and {left} more configurations in {TABLE}" if left > 0 else ""
-    return f"final regret by configuration:\n{text}{more}"
+    return f"{what} by configuration:\n{text}{more}"
 
 
 def curves(runs: Sequence[Run], keys: Sequence[str]) -> pd.DataFrame:

@@ -460,6 +460,20 @@ def test_gd_plays_with_the_minimiser_of_all_duels_so_far(solver):
         np.testing.assert_allclose(estimates[t].information, information, rtol=1e-12, atol=1e-12)
 
 
+def test_gd_with_a_geometric_schedule_minimises_after_its_rounds_only():
+    """With ratio 2, the rounds end at 1, 2, 4 and 8; the last two iterations are only played."""
+    schedule = {"name": "geometric", "ratio": 2.0}
+    values = {"num_agents": 5, "dimension": 3, "horizon": 10, "seed": 4, "schedule": schedule}
+    federation = recorded_run(chosen(algorithm="fldb_gd", **values))
+    plays = [trip.play for trip, _ in federation.trips if trip.play is not None]
+    assert [(each.first, each.last) for each in plays] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 10)]
+    differences, preferences = federation.duels()
+    for play in plays[1:]:
+        seen = slice(0, 5 * (play.first - 1))
+        expected = scikit_learn_minimiser(differences[seen], preferences[seen], 1.0)
+        np.testing.assert_allclose(play.estimate.theta_sync, expected, rtol=2e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [AUTO, 0.3])
 def test_gradient_descent_uses_a_step_size_that_never_overshoots_or_the_given_one(size):
     # One step from theta = 0: eta sum (y - 1/2) difference, first duels.

@@ -328,6 +328,21 @@ def test_directions_are_named_with_their_share_of_the_variance():
     assert not directions_of(prior._replace(shape=None))
 
 
+def test_directions_in_which_no_two_arms_differ_are_not_reported():
+    """Each arm is red or blue, so the sum of both indicators is 1 in all arms."""
+    both, colour, price = np.array([1.0, 1, 0]), np.array([1.0, -1, 0]), np.array([0.0, 0, 1])
+    information = np.outer(colour, colour) + 4.0 * np.outer(price, price)
+    shape = np.outer(both, both) + 0.4 * np.outer(colour, colour) + 0.2 * np.outer(price, price)
+    prior = CommonPrior(information, np.zeros(3), 0.5, 1.0, shape, 0.0)
+    (found,) = directions_of(
+        prior, ["red", "blue", "price"]
+    )  # variances: 0.4, and 0.1 of the price
+    assert found["share"] == 0.8
+    assert sorted(found["weights"].values()) == [-0.7071, 0.7071]
+    assert set(found["weights"]) == {"red", "blue"}
+    assert directions_of(prior._replace(precision=np.zeros((3, 3)))) == []
+
+
 def test_results_of_a_study_name_the_features_in_which_people_differ(tmp_path):
     """Everybody likes green arms; half of the people like, and half dislike, expensive ones."""
     (tmp_path / "arms.csv").write_text(

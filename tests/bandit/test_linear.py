@@ -73,6 +73,17 @@ def test_forms_with_many_diagonals_are_those_of_each_inverse(d, rank, diagonals,
             np.testing.assert_allclose(found[:, agent, number], exact, rtol=1e-9, atol=1e-9)
 
 
+def test_forms_of_a_matrix_that_rounding_errors_make_indefinite():
+    """diag(1, ..., 1, -1e-6) + 1e-7 I is indefinite; the forms are those of its inverse."""
+    d = 20
+    matrix = np.diag(np.r_[np.ones(d - 1), -1e-6])
+    x, y = np.arange(1.0, d + 1)[None], np.ones((1, d))
+    found = shifted_forms(matrix[None], np.full((d, 1, 1), 1e-7), x, y)
+    values = np.r_[np.full(d - 1, 1 + 1e-7), -9e-7]
+    expected = [(x[0] ** 2 / values).sum(), (x[0] / values).sum()]
+    np.testing.assert_allclose(found[:, 0, 0], expected, rtol=1e-9)
+
+
 def test_forms_of_many_matrices_are_those_of_each():
     """``(M + D)^-1`` of diagonal matrices by hand, for 3,000 agents with 11 diagonals."""
     values, vectors = np.random.default_rng(0).random((2, 3000, 2))

@@ -115,16 +115,23 @@ def test_the_results_of_personal_have_the_settings_of_their_names():
 
 
 def test_the_headline_compares_tuned_widths():
-    """The differences are computed again here, with NumPy."""
+    """The differences and means are computed again here, with NumPy."""
     runs = measured.load()["tuned"]["regret"]
-    reference = runs["FLDB-GD, tuned"]
-    pages = [" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/speed.md")]
-    for label in ("FLDB-ONS, tuned", "FLDB-ONS, geometric, tuned"):
-        difference = np.subtract(runs[label]["regret"], reference["regret"])
-        error = difference.std(ddof=1) / len(difference) ** 0.5
-        for page in pages:
-            assert f"{difference.mean():+.1f} ± {error:.1f}" in page
+
+    def shown(values):
+        return f"{np.mean(values):.1f} ± {np.std(values, ddof=1) / len(values) ** 0.5:.1f}"
+
+    reference, readme, speed = runs["FLDB-GD, tuned"], "README.md", "docs/speed.md"
+    for label, names in (("FLDB-ONS", (readme, speed)), ("FLDB-ONS, geometric", (speed,))):
+        own = np.subtract(runs[f"{label}, tuned"]["regret"], reference["regret"])
+        for page in [" ".join((ROOT / name).read_text().split()) for name in names]:
+            assert ("+" if own.mean() > 0 else "") + shown(own) in page
             assert f"{np.mean(reference['exchanges']):,.0f}" in page
+    page = (ROOT / readme).read_text()
+    for label in ("FLDB-GD", "FLDB-GD, geometric", "FLDB-ONS, geometric"):
+        run = runs[f"{label}, tuned"]
+        assert shown(run["regret"]) in page
+        assert f"{np.mean(run['exchanges']):,.0f}" in page
 
 
 def test_the_bytes_of_an_exchange():
@@ -278,4 +285,11 @@ def test_filters():
     assert documents.mean(values) == 3
     np.testing.assert_allclose(documents.sem(values), np.std(values, ddof=1) / 3**0.5)
     assert documents.fixed(1271.6) == "1,272"
-    assert documents.mean_sem(values, 1) == "3.0 ± 1.5"
+    assert documents.mean_sem(values, 2) == "3.00 ± 1.53"
+    assert documents.mean_sem(values) == "3.0 ± 1.5"  # two digits of the error
+    assert documents.mean_sem([1100.0, 1110.0]) == "1,105 ± 5"
+    assert documents.mean_sem([40.0, 42.0, 46.8]) == "42.9 ± 2.0"  # three digits of the mean
+    assert documents.mean_sem([10.11, 10.13]) == "10.12 ± 0.01"  # one digit of the error
+    assert documents.mean_sem([10.123, 10.123]) == "10 ± 0"
+    assert documents.signed_sem([-2.0, 1.0]) == "-0.5 ± 1.5"
+    assert documents.signed_sem([0.0, 0.0]) == "+0 ± 0"

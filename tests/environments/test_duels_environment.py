@@ -33,6 +33,7 @@ from fldb_flower.settings import (
     to_dotted,
     unflatten,
 )
+from simulations.api.comparisons import read_comparisons
 from simulations.engines import vectorized
 from simulations.run import run
 
@@ -460,6 +461,21 @@ def test_a_missing_file_or_folder(study):
         with pytest.raises(DataError, match=r"cannot be read .*must be the folder of a") as error:
             settings(wrong)
         assert str(error.value).isprintable()
+
+
+def test_the_files_of_rank_are_studies(tmp_path):
+    """Names of the winners, other names of columns, and semicolons."""
+    folder = write(tmp_path / "s", "arm;x\nA;1\nB;2\n", "")
+    (folder / "duels.csv").write_text("Person;item_a;item_b;winner\np;A;B;B\np;B;A;tie\nq;A;B;A\n")
+    study = read_study(str(folder))
+    assert study.preference.tolist() == [0.0, 0.5, 1.0]
+    assert read_comparisons(folder / "duels.csv").preference.tolist() == [0.0, 0.5, 1.0]
+    (folder / "duels.csv").write_text(HEADER + "p,A,B,C\n")
+    for read in (read_study, lambda path: read_comparisons(Path(path) / "duels.csv")):
+        with pytest.raises(
+            DataError, match=r"line 2: preference is 'C'; must be 1 or first, .* or"
+        ):
+            read(str(folder))
 
 
 def test_layouts_that_are_valid(tmp_path):

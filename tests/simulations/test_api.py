@@ -308,6 +308,17 @@ def test_an_environment_and_an_algorithm_of_ones_own(engine):
         fldb.run(algorithm="fixd")
 
 
+def test_an_own_algorithm_that_returns_nan_is_named():
+    @fldb.register_algorithm("broken")
+    class Broken(FLDBOGD):
+        def learn(self, federation, round_):
+            return {**super().learn(federation, round_), "theta_sync": self.theta_sync * np.nan}
+
+    reason = "^iteration 1: theta_sync is not finite: .*check the arrays that Broken returns$"
+    with pytest.raises(fldb.FldbError, match=reason):
+        fldb.run(SMALL, algorithm="broken", tau=1)
+
+
 @pytest.mark.parametrize("engine", ["vectorized", "inprocess"])
 def test_a_subclass_of_online_may_exchange_again(engine):
     """Its second exchange sums over the same fresh duels: those of 4 agents in each round."""

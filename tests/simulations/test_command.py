@@ -134,3 +134,12 @@ def test_another_broken_pipe_than_that_of_the_output_is_reported(capfd):
     except BrokenPipeError as error:
         startup.report_exception(type(error), error, error.__traceback__)
     assert "of a worker" in capfd.readouterr().err
+
+
+def test_the_page_of_the_command_line_has_a_row_per_command():
+    page = (ROOT / "docs" / "howto" / "command-line.md").read_text()
+    rows = re.findall(r"^\| `fldb (\w+)` \|.*\| `python -m ([\w.]+)[ `]", page, re.MULTILINE)
+    modules = {
+        name: each.module.removesuffix(".__main__") for name, each in command.COMMANDS.items()
+    }
+    assert dict(rows) == modules

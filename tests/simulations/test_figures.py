@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT
 from flwr.cli.build import build_fab_from_disk
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from scipy.optimize import minimize
 
 from fldb_flower.catalogue import ALGORITHMS
@@ -201,6 +202,39 @@ def test_the_style_sheet_is_used_and_is_part_of_flowers_app():
     assert "fldb_flower/runs/figure_style.yaml" in names
 
 
+def test_pgf_has_texts_for_latex_and_is_drawn_without_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no LaTeX
+
+    def draw(figure):
+        paint(figure)
+        figure.axes[0].set_title(r"$N=5$, $\tau=2$" + "\nmean ± standard error")
+
+    twice = [
+        plots.save_figure(tmp_path / name, draw, height=2, width="page", formats=["pgf"])[0]
+        for name in ("a.png", "b.png")
+    ]
+    text = twice[0].read_text(encoding="utf-8")
+    assert twice[1].read_text(encoding="utf-8") == text
+    assert r"\pgfqpoint{6.750000in}{2.000000in}" in text
+    written = re.findall(r"\\pgftext\[[^\]]*\]\{.*\\%\}(.*)\}\}%", text)
+    labels = {"LDB", "FLDB-ONS", r"$N=5$, $\tau=2$", "mean ± standard error", "iteration $t$"}
+    assert labels <= set(written)
+    assert "fontfamily{\\familydefault}" in text  # that of the document
+    opened, closed = (re.findall(rf"\\{word}{{(\w+)}}", text) for word in ("begin", "end"))
+    assert sorted(opened) == sorted(closed)
+
+
+def test_a_font_is_that_of_all_texts(tmp_path):
+    """Also of formulas; the font is one of Matplotlib's own."""
+    (path,) = plots.save_figure(
+        tmp_path / "a.png", paint, height=2, formats=["pdf"], font="STIXGeneral"
+    )
+    names = set(re.findall(rb"/BaseFont /(?:\w+\+)?([\w-]+)", path.read_bytes()))
+    assert names
+    assert all(name.startswith(b"STIX") for name in names), names
+    assert "STIXGeneral" in plots.fonts()
+
+
 # ---- Curves
 
 
@@ -260,16 +294,79 @@ def test_lines_to_labels_start_at_the_ends_of_curves_and_end_at_their_labels(sca
         axes.set_yscale(scale)
         regret(axes, [Curve(name, [1.0, end]) for name, end in ends.items()])
         figure.draw_without_rendering()
-    curves, leads = axes.lines[:3], axes.lines[3:]
-    for curve, lead, text in zip(curves, leads, axes.texts, strict=True):
+    curves, samples = axes.lines[:3], axes.lines[3:]
+    for curve, sample, leader, text in zip(curves, samples, axes.patches, axes.texts, strict=True):
         where = axes.transData.transform(curve.get_xydata()[-1])
-        start, end = lead.get_transform().transform(lead.get_xydata())
-        assert start == pytest.approx(where, abs=0.1)
-        assert lead.get_color() == curve.get_color()
+        first, last = axes.transAxes.transform([leader.xy1, leader.xy2])
+        assert first == pytest.approx(where, abs=0.1)
+        red, green, blue, _ = leader.get_edgecolor()
+        assert red == green == blue  # grey
+        assert leader.get_linewidth() < curve.get_linewidth() / 2
+        start, end = sample.get_transform().transform(sample.get_xydata())
+        assert start == pytest.approx(last, abs=0.1)
+        assert (start[1], sample.get_color()) == (end[1], curve.get_color())
+        assert sample.is_dashed() == curve.is_dashed()
         box = text.get_window_extent()
         assert end[0] < box.x0 < end[0] + 10
         assert box.y0 < end[1] < box.y1
     assert axes.get_ylim()[1] < 2000  # the lines do not change the limits
+
+
+def test_labels_of_the_figures_do_not_overlap_and_are_not_clipped(tmp_path, monkeypatch):
+    """With ends of all curves at nearly one height."""
+    found = []
+
+    def each_once(settings):
+        return {
+            each: figures.Result(
+                (np.arange(1, each.horizon + 1) * (1 + 0.001 * each.seed)).tolist(),
+                {"rounds": each.horizon // each.tau, "exchanges": 12345},
+            )
+            for each in settings
+        }
+
+    monkeypatch.setattr(figures, "each_once", each_once)
+    monkeypatch.setattr(plots, "_save_png", lambda figure, _: found.append(figure))
+    counts = {"fig1b": 7, "fig1a": 5, "fig2c": 4, "fig5a": 3, "people": 3, "regret": 9}
+    figures.make(list(counts), tmp_path, ours=True)
+    for figure, count in zip(found, counts.values(), strict=True):
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert len(boxes) == count
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+        title = [text for text in axes.findobj(Text) if text.get_text() == axes.get_title("left")]
+        for text in (*title, axes.xaxis.label, axes.yaxis.label):
+            boxes.append(text.get_window_extent())
+        assert len(boxes) == count + 3
+        for box in boxes:
+            frame = figure.bbox.padded(0.5)
+            assert frame.x0 <= box.x0 < box.x1 <= frame.x1
+            assert frame.y0 <= box.y0 < box.y1 <= frame.y1
+
+
+def test_ticks_of_logarithmic_axes_are_plain_numbers():
+    for limits, expected in (
+        ((6, 300), ["10", "20", "50", "100", "200"]),
+        ((0.9, 12), ["1", "2", "5", "10"]),
+        ((0.04, 20), ["0.1", "1", "10"]),
+        ((50, 2e4), ["100", "1,000", "10,000"]),
+        ((53, 67), ["54", "56", "58", "60", "62", "64", "66"]),
+        ((2e6, 2e9), ["$10^{7}$", "$10^{8}$", "$10^{9}$"]),
+    ):
+        figure = Figure()
+        axes = figure.add_subplot()
+        axes.set_yscale("log")
+        axes.set_ylim(limits)
+        plots.log_ticks(axes.yaxis)
+        figure.draw_without_rendering()
+        shown = [
+            tick.label1.get_text()
+            for tick in axes.yaxis.get_major_ticks()
+            if limits[0] <= tick.get_loc() <= limits[1]
+        ]
+        assert [re.sub(r"\\mathdefault{(.*)}", r"\1", each) for each in shown] == expected
+        assert not axes.yaxis.get_minorticklocs().size
 
 
 def test_more_curves_than_labels_fit_have_a_legend_beside_the_axes():
@@ -409,7 +506,8 @@ def test_figures_have_formulas_and_the_terms_of_the_field(tmp_path, quick):
 def test_bad_options_and_a_table_that_cannot_be_written_give_one_line(tmp_path, quick):
     (tmp_path / "fig1a.csv").mkdir()
     for arguments, reason in [
-        (("--format", "pdf,jpg"), "'jpg' is not a format: there are png, svg, pdf"),
+        (("--format", "pdf,jpg"), "'jpg' is not a format: there are png, svg, pdf, pgf"),
+        (("--font", "No Font"), "no font 'No Font': fldb figures --fonts lists the fonts"),
         (("--width", "wide"), "'wide'"),
         (("fig9z",), "no figure 'fig9z': there are fig1a, fig1b"),
         (("fig1d",), "fig1d needs MovieLens ratings: name them with --movielens PATH"),

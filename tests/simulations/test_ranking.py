@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 import fldb_flower as fldb
+from fldb_flower.environments.studies import shares
 from fldb_flower.errors import DataError
 from simulations import rank
 from simulations.api import ranking
@@ -95,6 +96,7 @@ def test_with_people_the_fit_is_the_maximum_of_the_joint_posterior() -> None:
 
     best = minimize(objective, np.zeros(16), method="BFGS", options={"gtol": 1e-9})
     np.testing.assert_allclose(fit.utilities, best.x[:4], atol=1e-5)
+    np.testing.assert_allclose(fit.own, best.x[4:].reshape(3, 4), atol=1e-5)
     step = 1e-4 * np.eye(16)  # the inverse of the whole Hessian, by differences
     hessian = np.array([
         [
@@ -128,27 +130,91 @@ def test_the_variance_of_people_is_zero_where_they_agree_and_found_where_they_di
     assert apart.variance is not None
     assert 0.3 <= apart.variance <= 3.2  # 1, in steps of sqrt(10)
     assert apart.log_loss[1] < apart.log_loss[0]
+    assert apart.gain is not None
+    assert apart.gain[0] == pytest.approx(apart.log_loss[0] - apart.log_loss[1])
+    assert apart.gain[0] > 2 * apart.gain[1]
     assert apart.accuracy[1] > apart.accuracy[0]
 
 
+def test_the_error_of_the_gain_is_that_of_the_mean_over_people() -> None:
+    answers = drawn(10, 4, 20)
+    data, found = parse_comparisons(answers), rank_items(answers)
+    assert found.variance is not None
+    assert found.gain is not None
+    fits = [ranking.fit(data, 1.0, variance) for variance in (0.0, found.variance)]
+    common, own = (np.log1p(np.exp(-(2 * data.preference - 1) * fit.left_out)) for fit in fits)
+    by_person = pd.Series(common - own).groupby(data.person).mean()  # 20 answers each
+    assert found.gain == pytest.approx((by_person.mean(), by_person.sem()))
+
+
+def test_people_have_utilities_of_their_own_and_the_common_ones_without_an_answer() -> None:
+    answers = pd.concat([drawn(30, 4, 30), table("person,first,second,preference x,i0,i1,0")])
+    found = rank_items(answers)
+    assert found.people is not None
+    common = found.table.set_index("item")["utility"]
+    assert [*found.people] == [*common.index]
+    assert found.people.loc["x", ["i2", "i3"]].to_list() == common[["i2", "i3"]].to_list()
+    assert found.people.loc["x", "i1"] > common["i1"]
+    assert found.people.loc["x", "i0"] < common["i0"]
+    assert rank_items(answers.drop(columns="person")).people is None
+
+
 def test_notes_name_groups_items_without_a_loss_or_a_win_and_cycles() -> None:
-    groups, lost, won, cycles = rank_items(table("winner,loser a,b b,c c,a a,d e,f")).notes
+    groups, lost, won, cycles = rank_items(
+        table("winner,loser,count a,b,5 b,c,5 c,a,5 a,d,9 e,f,9")
+    ).notes
     assert groups.startswith("2 groups of items were never compared with each other: a, b, c, d")
     assert lost.startswith("never lost: e.")
     assert won.startswith("never won: d, f.")
-    assert cycles.startswith("cycles: 3 items are in cycles of majorities, such as a > b > c > a.")
+    assert cycles.startswith("cycles: 3 items are in cycles of clear majorities, such as a > b > c")
     assert not rank_items(table("winner,loser a,b b,a b,c c,b")).notes
 
 
+def test_a_cycle_within_two_standard_errors_is_not_noted() -> None:
+    assert not rank_items(table("winner,loser,count a,b,4 b,c,4 c,a,4")).notes  # 4 = 2 sqrt(4)
+    assert rank_items(table("winner,loser,count a,b,5 b,c,5 c,a,5")).notes
+
+
+def test_notes_name_few_answers_and_names_that_may_be_the_same() -> None:
+    answers = table(
+        "person,winner,loser,count Anna,Aero_2,Kite,2 anna,Kite,Areo_2,1 Ben,Kite,Aero_2,9"
+    )
+    few, case, similar = rank_items(answers).notes[-3:]
+    assert few.startswith("people have 4.0 answers on average. With fewer than about 10,")
+    assert case == "people differ in case only: Anna, anna"
+    assert similar == "compared once: Areo_2 (similar to Aero_2)"
+    numbered = answers.replace("Areo_2", "Aero_3").assign(count=20)
+    assert [note.partition(":")[0] for note in rank_items(numbered).notes] == [
+        "never won", "people differ in case only",
+    ]  # fmt: skip
+
+
+def test_other_names_of_columns_and_the_name_of_the_winner_are_read() -> None:
+    expected = rank_items(table("first,second,preference a,b,1 b,c,0 c,a,0.5")).table
+    for text in (
+        "item_a,item_b,choice a,b,a b,c,item_b c,a,tie",
+        "Item_1,Item_2,winner a,b,First b,c,c c,a,0.5",
+        "option_a,option_b,which_won a,b,1 b,c,second c,a,Tie",
+    ):
+        pd.testing.assert_frame_equal(rank_items(table(text)).table, expected)
+
+
+def test_a_number_is_a_name_only_if_other_answers_are_names() -> None:
+    assert shares(["1", "0"], ["2", "0"], ["1", "1"]) == [1.0, 0.0]
+    assert shares(["1", "0", "7"], ["2", "0", "7"], ["1", "1", "8"]) == [0.0, 1.0, 1.0]
+    assert shares(["1", "a"], ["a", "a"], ["b", "b"]) == [1.0, 1.0]
+    assert shares(["1.5", "", "TIE"], ["a"] * 3, ["b"] * 3) == [None, None, 0.5]
+
+
 REFUSED = {
-    "winer,loser a,b": "the columns are winer, loser; it must have the columns winner,loser or",
-    "winner,loser a,a": "row 2: loser is 'a'; winner is the same item",
-    "winner,loser a,b ,b": "row 3: winner is ''; must be the name of an item",
-    "first,second,preference a,b,2": "row 2: preference is '2'; must be first, second, tie,",
-    "winner,loser,count a,b,-1": "row 2: count is '-1'; must be a number from 0 to 1e9",
+    "winer,loser a,b": "the columns are winer, loser; it must be UTF-8 text with the columns",
+    "winner,loser a,a": "line 2: loser is 'a'; winner is the same item",
+    "winner,loser a,b ,b": "line 3: winner is ''; must be the name of an item",
+    "first,second,preference a,b,2": "line 2: preference is '2'; must be 1 or first, 0 or second,",
+    "winner,loser,count a,b,-1": "line 2: count is '-1'; must be a number from 0 to 1e9",
     "winner,loser,count a,b,0": "count is 0 in each row",
-    "winner,loser,tie a,b,perhaps": "row 2: tie is 'perhaps'; must be yes, no, 1, 0 or empty",
-    "winner,loser,person a,b,": "row 2: person is ''; must be a name",
+    "winner,loser,tie a,b,perhaps": "line 2: tie is 'perhaps'; must be yes, no, 1, 0 or empty",
+    "winner,loser,person a,b,": "line 2: person is ''; must be a name",
     "winner,loser": "there are no comparisons below the header",
 }
 
@@ -170,7 +236,7 @@ def test_files_have_commas_semicolons_tabs_or_are_of_excel(tmp_path: Path) -> No
     for file in tmp_path.iterdir():
         assert read_comparisons(file).items == ("tea, green", "mate", "Kaffee für zwei")
     (tmp_path / "latin.csv").write_bytes("winner,loser\nä,b\n".encode("latin-1"))
-    with pytest.raises(DataError, match="it is not UTF-8 text; save it as CSV in UTF-8"):
+    with pytest.raises(DataError, match="line 2: it is not in UTF-8; it must be UTF-8 text"):
         read_comparisons(tmp_path / "latin.csv")
     with pytest.raises(DataError, match="cannot be read"):
         read_comparisons(tmp_path / "none.csv")
@@ -183,8 +249,14 @@ def test_the_command_prints_and_writes_the_ranking(
     drawn(8, 4, 20).to_csv(file, index=False)
     rank.main([str(file), "--output", str(tmp_path / "out")])
     output = capsys.readouterr().out
-    assert "a ranking for each person predicts" in output
+    assert "A ranking for each person predicts" in output
+    assert output.startswith("160 comparisons of 4 items by 8 people\n")
+    people = pd.read_csv(tmp_path / "out-people.csv", index_col="person")
+    assert people.shape == (8, 4)
+    furthest = ((people - people.mean()) ** 2).sum(axis=1)
+    assert f"Furthest from the common ranking: {furthest.idxmax()} (" in output
     written = pd.read_csv(tmp_path / "out.csv")
+    assert [*people] == [*written["item"]]
     assert sorted(written["item"]) == ["i0", "i1", "i2", "i3"]
     assert written["utility"].is_monotonic_decreasing
     assert written["best"].sum() == pytest.approx(1.0)

@@ -17,11 +17,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
-from fldb_flower.runs.styles import ALGORITHM_STYLES, SEQUENCE
+from fldb_flower.runs.plots import regret
+from fldb_flower.runs.styles import ALGORITHM_STYLES, shades_of
 from simulations.report.__main__ import main, report
 from simulations.report.page import MAX_POINTS, kept_iterations, payload
 from simulations.saved_runs import Run, by_configuration, find_runs, varying
+from simulations.sweeps.tables import mean_curves
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"></script ><!--"
@@ -340,14 +343,53 @@ def test_what_differs_determines_what_is_encoded(tmp_path):
             assert (
                 ALGORITHM_STYLES["fldb_ons" if len(colors) > 1 else "fldb_ogd"]["color"] in colors
             )
-        else:  # from dark to light
-            assert [SEQUENCE.index(color) for color in colors] == sorted(
-                map(SEQUENCE.index, colors)
-            )
+        else:  # shades of the color of FLDB-OGD, the one algorithm, from dark to light
+            assert colors == [each["color"] for each in shades_of("fldb_ogd", len(colors))]
     made_of = made(tmp_path / "sigma")
     assert [run["color"] for run in made_of["details"]] == [
         ALGORITHM_STYLES[name]["color"] for name in ("ldb", "fldb_ons")
     ]
+
+
+def test_an_algorithm_has_one_color_in_figures_and_in_the_report(tmp_path):
+    for folder, algorithms, periods in (
+        ("three", ("fldb_ons", "fldb_ogd", "ldb"), (1, 1, 1)),
+        ("periods", ("fldb_ons",) * 3, (1, 2, 5)),
+        ("one", ("fldb_personal",), (1,)),
+    ):
+        page = encodings(tmp_path / folder, algorithm=algorithms, tau=periods)
+        runs, _ = find_runs([tmp_path / folder])
+        axes = Figure().add_subplot()
+        regret(axes, mean_curves(runs))
+        drawn = {line.get_color() for line in axes.lines}
+        colors = set(styles(page, page["encoding"]["color"], "color") if len(runs) > 1 else [])
+        if len(set(algorithms)) == len(algorithms):
+            assert drawn == {ALGORITHM_STYLES[name]["color"] for name in algorithms}
+            assert made(tmp_path / folder)["details"][0]["color"] in drawn
+        assert colors in (drawn, set())
+        dark = made(tmp_path / folder)["dark"]
+        assert drawn <= set(dark)  # has a color on a dark page
+
+
+def test_learned_directions_are_a_table(tmp_path):
+    both = [
+        {"share": 0.712, "weights": {"price": 0.8, "quality": -0.6}},
+        {"share": 0.2, "weights": {"feature 3": 1.0}},
+    ]
+    make_run(tmp_path / "a", algorithm="fldb_personal", tau=1)
+    make_run(tmp_path / "b", summary={"directions": both}, algorithm="fldb_personal", tau=2)
+    shown = made(tmp_path)["directions"]
+    assert table(shown).values.tolist() == [
+        ["tau=2", 71, "price +0.80, quality \N{MINUS SIGN}0.60"],
+        ["tau=2", 20, "feature 3 +1.00"],
+    ]
+    assert [column["title"] for column in shown["columns"]] == ["Run", "Share (%)", "Features"]
+    assert made(tmp_path / "a")["directions"] is None
+    for number, damaged in enumerate(([{}], [1], {"share": 1}, [{"share": 1, "weights": [1]}],
+                                      [{"share": math.nan, "weights": {}}])):  # fmt: skip
+        make_run(tmp_path / f"{number}", summary={"directions": damaged})
+        _, (unusable,) = find_runs([tmp_path / f"{number}"])
+        assert unusable.reason == f"summary.json is {DAMAGED}"
 
 
 def test_kept_iterations_are_few_and_include_both_ends():

@@ -45,7 +45,9 @@ def folder(tmp_path_factory):
     (make_run(folder / "broken") / "summary.json").unlink()
     odd = {"note": HOSTILE, "tau": 99, "k" * 300: "v" * 300}
     hostile = folder / "<b onclick=x>&amp;"
-    make_run(hostile, [1.0] * 200, summary={"exchanges": 0, "log_loss": 0.25}, **odd)
+    learned = [{"share": 0.7, "weights": {HOSTILE: 0.9, "price": -0.4}}]
+    summary = {"exchanges": 0, "log_loss": 0.25, "directions": learned}
+    make_run(hostile, [1.0] * 200, summary=summary, **odd)
     (hostile / "participation.csv").write_text(
         "iteration,asked,replied,absent,rejected\n1,2,2,,\n2,2,1,<i>node</i>,\n"
     )
@@ -470,6 +472,16 @@ def test_axe_finds_no_violation_and_a_phone_does_not_scroll_sideways(page):
                 assert page.execute_script(script) == [390, 390]
     finally:
         show(page, "light")
+
+
+def test_learned_directions_are_shown(page):
+    (row,) = rows(page, "directions")
+    shown = (row["Share (%)"], row["Features"])
+    assert shown == ("70", f"{HOSTILE} +0.90, price \N{MINUS SIGN}0.40")
+    script = (
+        "return getComputedStyle(document.querySelector('#directions td.number')).backgroundImage"
+    )
+    assert "70%" in page.execute_script(script)  # the bar
 
 
 def test_everything_can_be_reached_by_tab_with_a_visible_focus(page):

@@ -446,22 +446,25 @@ def test_a_sweep_in_a_terminal_shows_a_progress_bar(tmp_path):
 
 def made_up(tmp_path, final, scores=(), **chosen):
     settings = {"tau": 1, "seed": 0, "schedule.name": "periodic", **chosen}
-    return Run(tmp_path, settings, {"final_regret": final, **dict(scores)}, pd.DataFrame())
+    numbers = {"final_regret": final, "exchanges": 10 * final, **dict(scores)}
+    return Run(tmp_path, settings, numbers, pd.DataFrame())
 
 
 def test_statistics_by_hand(tmp_path):
-    """Values 1, 2, 6: mean 3, deviation sqrt(7), standard error sqrt(7 / 3), median 2."""
-    scores = [{"log_loss": 2.0, "accuracy": 0.5}, {"log_loss": 3.0, "accuracy": 0.5}, {}]
-    runs = [
-        made_up(tmp_path, value, score, seed=seed)
-        for seed, (value, score) in enumerate(zip([1.0, 2.0, 6.0], scores, strict=True))
-    ]
+    """Values 1, 2, 6: mean 3, deviation sqrt(7), standard error sqrt(7 / 3)."""
+    runs = [made_up(tmp_path, value, seed=seed) for seed, value in enumerate([1.0, 2.0, 6.0])]
     table = statistics([*runs, made_up(tmp_path, 5.0, tau=2)])
-    assert table.columns.to_list() == [
-        "tau", "mean", "std. error", "median", "log_loss", "accuracy", "seeds"
+    assert table.columns.to_list() == ["tau", "mean", "std. error", "exchanges", "seeds"]
+    np.testing.assert_allclose(table.iloc[0], [1, 3, np.sqrt(7 / 3), 30, 3])
+    np.testing.assert_allclose(table.iloc[1], [2, 5, np.nan, 50, 1])
+    text = statistics_text([*runs, made_up(tmp_path, 5.0, tau=2)]).splitlines()
+    assert [line.split() for line in text[2:]] == [
+        ["1", "3.00", "1.53", "30.0", "3"], ["2", "5.00", "-", "50.0", "1"],
     ]  # fmt: skip
-    np.testing.assert_allclose(table.iloc[0], [1, 3, np.sqrt(7 / 3), 2, 2.5, 0.5, 3])
-    np.testing.assert_allclose(table.iloc[1], [2, 5, np.nan, 5, np.nan, np.nan, 1])
+    scores = [{"log_loss": 2.0, "accuracy": 0.5}, {"log_loss": 3.0, "accuracy": 1.0}]
+    table = statistics([made_up(tmp_path, 0.0, each, seed=n) for n, each in enumerate(scores)])
+    assert table.columns.to_list() == ["log_loss", "accuracy", "exchanges", "seeds"]
+    np.testing.assert_allclose(table.iloc[0], [2.5, 0.75, 0, 2])
     lines = statistics_text([made_up(tmp_path, 1.0, tau=tau) for tau in range(1, 101)]).splitlines()
     assert len(lines) == 63
     assert lines[-1] == "... and 40 more configurations in sweep.csv"
