@@ -73,7 +73,7 @@ def draw_heterogeneity(figure: Figure, synthetic: Mapping[str, Mapping[str, _Run
             found = summaries([_tuned(runs, name)["regret"] for runs in by_sigma.values()])
             points(axes, [sigmas, *found], STYLES[name], _label_of(name))
         axes.set_yscale("log")
-        axes.set_title(f"$N={size.removeprefix('n')}$ agents")
+        axes.set_title(f"$N={size.removeprefix('n')}$")
         axes.set_xlabel(r"heterogeneity $\sigma$")
     panels[0].set_ylabel(f"final {REGRET}")
     panels[0].set_title(f"{panels[0].get_title('left')}; tuned; {_errors_text(synthetic)}")
