@@ -231,7 +231,9 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, **saved: Any) 
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        ends = rows[rows.iteration == rows.iteration.max()].groupby("curve").cumulative_regret.mean()
+        ends = (
+            rows[rows.iteration == rows.iteration.max()].groupby("curve").cumulative_regret.mean()
+        )
         if len(runs.keys() & TUNED_STYLES.keys()) > 1 and ends.max() > _FAR * ends.min():
             axes.set_yscale("log")  # the ends of the others would be near each other
         if name in AGAINST:

@@ -419,7 +419,7 @@ def test_settings_are_written_with_the_papers_symbols_and_wrapped_by_their_visib
 
 def a_run(regrets, **settings):
     curve = pd.DataFrame({"cumulative_regret": regrets})
-    return Run(Path(), settings, {"final_regret": regrets[-1]}, curve)
+    return Run(Path(), settings, {"final_regret": regrets[-1], "exchanges": 0}, curve)
 
 
 def test_curves_are_labelled_with_settings_that_differ_and_have_an_effect():
