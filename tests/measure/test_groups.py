@@ -69,4 +69,4 @@ def test_the_difference_is_that_of_fldb_personal_and_coldb_by_seed():
     ]
     # The standard deviations are sqrt(7 / 3) and sqrt(7).
     assert [row[-1] for row in cells] == ["-2.67 ± 0.88 |", "+2.0 ± 1.5 |"]
-    assert [row[3] for row in cells] == ["5.67 ± 2.19", "5.00 ± 1.00"]  # COLDB
+    assert [row[3] for row in cells] == ["5.7 ± 2.2", "5.0 ± 1.0"]  # COLDB
