@@ -92,7 +92,8 @@ class Weights:
     Attributes
     ----------
     weights : list of float
-        The d coefficients of theta, per unit of each feature.
+        The d coefficients of theta, per unit of each feature. The indicators of a text column, such
+        as ``colour=red``, have weights relative to their mean.
     deviations : list of float
         The standard deviation of each weight.
     names : list of str or None
@@ -411,8 +412,9 @@ class PreferenceAgent:
             return Weights([], [], names, own=True, scales=[], directions=[])
         selector = self._current(dimension)
         learner, features = selector.learner, selector.features
-        numbers = (features.per_unit(learner.theta), features.per_unit(learner.deviations()))
-        weights, deviations, scales = (each.tolist() for each in (*numbers, features.scales))
+        rows = features.contrasts(names)
+        numbers = rows @ learner.theta, learner.deviations(rows), features.scales
+        weights, deviations, scales = (each.tolist() for each in numbers)
         last = self.store.synchronized()
         differ = directions_of(last.prior, names) if last and last.prior else []
         return Weights(weights, deviations, names, selector.is_own, scales, differ)

@@ -15,7 +15,17 @@ function element(name, className, text = "") {
 
 const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 const shortNumber = (value) => value.toLocaleString("en", { maximumSignificantDigits: 6 });
-const inLine = (features) => features.map(({ name, value }) => `${name} ${shortNumber(value)}`).join(", ");
+/** Return the name of a feature in words, such as "colour: red" for `colour=red`. */
+const inWordsOf = (name) => name.replaceAll("_", " ").replace("=", ": ");
+
+/** Return pairs of names and values to show: "colour" and "red" for the indicators of a text column. */
+function described(features) {
+  return features.filter(({ name, value }) => value !== 0 || !name.includes("=")).map(({ name, value }) => {
+    const [column, ...text] = name.split("=");
+    return text.length && value === 1 ? [inWordsOf(column), text.join("=")] : [inWordsOf(name), shortNumber(value)];
+  });
+}
+const inLine = (features) => described(features).map((pair) => pair.join(" ")).join(", ");
 
 function inWords(seconds) {
   if (seconds === null) return "never";

@@ -47,9 +47,13 @@ function inBoth(displayed, said) {
   return [shown, element("span", "unseen", said)];
 }
 
-/** Return a value, its margin and its interval as texts, with the decimals that give the margin two digits. */
-function withMargin(value, margin) {
-  const decimals = 1 - Math.floor(Math.log10(margin));
+/** Return the decimals that give the largest margin two digits, and the smallest one. */
+function decimalsOf(margins) {
+  return Math.max(1 - Math.floor(Math.log10(Math.max(...margins))), -Math.floor(Math.log10(Math.min(...margins))));
+}
+
+/** Return a value, its margin and its interval as texts. */
+function withMargin(value, margin, decimals) {
   const text = (number) => (decimals > 6 ? number.toExponential(1) : number.toFixed(Math.max(0, decimals))).replaceAll("-", "−");
   const signed = (number) => (number < 0 ? "" : "+") + text(number);
   const interval = `, 95% interval from ${signed(value - margin)} to ${signed(value + margin)}`;
@@ -61,16 +65,17 @@ function drawWeights({ weights: perUnit, deviations, names, scales, directions }
   const weights = perUnit.map((weight, index) => weight * scales[index]);
   const most = weights.reduce((found, value) => Math.max(found, Math.abs(value)), 0);
   const largest = weights
-    .map((value, index) => ({ value, margin: DEVIATIONS * deviations[index] * scales[index], name: names ? names[index] : `Feature ${index + 1}` }))
+    .map((value, index) => ({ value, margin: DEVIATIONS * deviations[index] * scales[index], name: names ? inWordsOf(names[index]) : `Feature ${index + 1}` }))
     .filter(({ value }) => Math.abs(value) > ROUNDING * most)
     .sort((a, b) => Math.abs(b.value) - Math.abs(a.value))
     .slice(0, BARS);
   const scale = Math.max(...largest.map(({ value, margin }) => Math.abs(value) + margin));
+  const decimals = decimalsOf(largest.map(({ margin }) => margin));
   byId("weights").hidden = !largest.length;
   byId("weights-note").textContent =
     "The effect of a typical difference. To the right: more of the feature is preferred. To the left: less of it is preferred. Lines and ±: 95% intervals." +
     (weights.length > BARS ? ` The largest ${BARS} of ${weights.length} weights are shown.` : "") +
-    (directions.length ? ` People differ most in ${listed(Object.keys(directions[0].weights).slice(0, 3))}.` : "");
+    (directions.length ? ` People differ most in ${listed(Object.keys(directions[0].weights).slice(0, 3).map(inWordsOf))}.` : "");
   byId("bars").replaceChildren(...largest.map(({ value, margin, name }) => {
     const row = element("li", "");
     const track = element("span", "track");
@@ -82,7 +87,7 @@ function drawWeights({ weights: perUnit, deviations, names, scales, directions }
     };
     draw(value < 0 ? "bar less" : "bar", Math.min(0, value), Math.max(0, value));
     draw("interval", value - margin, value + margin);
-    row.append(element("span", "name", name), track, ...withMargin(value, margin));
+    row.append(element("span", "name", name), track, ...withMargin(value, margin, decimals));
     return row;
   }));
 }
@@ -103,12 +108,12 @@ function findings({ own, weights, deviations, names }, favourites, { predicted, 
   if (favourites.length) {
     const [{ preferred, low, high }, ...others] = favourites;
     const best = `${own ? "Your favourite" : "The favourite of all devices"}: ${nameOf(favourites[0])}. ` +
-      `It is preferred to an average option in ${percent(preferred)}% of cases (95% interval: ${percent(low)} to ${percent(high)}%).`;
+      `The estimated chance that it is preferred to an average option is ${percent(preferred)}% (95% interval: ${percent(low)} to ${percent(high)}%).`;
     found.push(others.length ? `${best} Next: ${listed(others.slice(0, 2).map(nameOf))}.` : best);
   }
   if (names) {
     const clear = (sign) => names.filter((_, index) => sign * weights[index] > DEVIATIONS * deviations[index]);
-    const parts = [["more ", clear(1)], ["less ", clear(-1)]].filter(([, some]) => some.length).map(([how, some]) => how + listed(some.slice(0, 5)));
+    const parts = [["more ", clear(1)], ["less ", clear(-1)]].filter(([, some]) => some.length).map(([how, some]) => how + listed(some.slice(0, 5).map(inWordsOf)));
     found.push(parts.length ? `Clearly preferred: ${parts.join("; ")}.` : "No feature is clearly preferred yet.");
   }
   if (predicted) {

@@ -15,9 +15,7 @@ function inRounds({ answered, counted, sent, needed, received }) {
     parts.push(waiting ? `${plural(waiting, "answer")} for the next round, which needs ${pairs}.` : `The next round needs answers about ${pairs}.`);
   } else if (waiting && (needed === 0 || received !== null)) {
     parts.push(`${plural(waiting, "answer")} for the next round.`);
-  } else if (received === null) {
-    parts.push("This device has not taken part in a round yet.");
-  } else if (answered && !parts.length) {
+  } else if (answered && received !== null && !parts.length) {
     parts.push("All answers are counted.");
   }
   return parts.join(" ");
@@ -47,6 +45,7 @@ function drawStatus(status) {
   byId("progress").hidden = false;
   byId("answered").textContent = answered.toLocaleString("en");
   byId("counted").textContent = counted.toLocaleString("en");
+  document.querySelectorAll(".shared").forEach((each) => { each.hidden = received === null; });
   byId("synchronized").textContent = inWords(duels ? received : null);
   byId("waiting").textContent = inRounds(status);
   byId("privacy").textContent = privacyOf(status);
@@ -89,13 +88,13 @@ function drawCard(card, arm, name) {
   card.querySelector(".text").textContent = text;
   const features = card.querySelector(".features");
   features.hidden = !arm.features;
-  features.replaceChildren(...(arm.features || []).map(({ name, value }) => {
+  features.replaceChildren(...described(arm.features || []).map(([name, value]) => {
     const row = element("span", "feature");
-    row.append(element("span", "", name), " ", element("span", "", shortNumber(value)));
+    row.append(element("span", "", name), " ", element("span", "", value));
     return row;
   }));
-  const described = (text || image.alt).slice(0, 200);
-  return `${name}: ${arm.features ? `${described}, ${inLine(arm.features)}` : described}.`;
+  const words = (text || image.alt).slice(0, 200);
+  return `${name}: ${arm.features ? `${words}, ${inLine(arm.features)}` : words}.`;
 }
 
 /** Return the two arms from left to right. */

@@ -85,6 +85,21 @@ class Features:
         """Return coefficients per unit of the user, from those of scaled features, (..., d)."""
         return theta / self.scales
 
+    def contrasts(self, names: Sequence[str] | None) -> FloatArray:
+        """Return rows, (d, d), that map theta of scaled features to weights that comparisons show.
+
+        They are the coefficients per unit. The indicators of one text column, such as
+        ``colour=red``, sum to 1 in each arm, and only differences of their coefficients matter.
+        Their weights are relative to the mean of the column.
+        """
+        columns = np.array([name.partition("=")[:2] for name in names or ()])
+        rows = np.eye(self.dimension)
+        for place, (column, sign) in enumerate(columns):
+            same = (columns == (column, sign)).all(axis=1)
+            if sign and same.sum() > 1:
+                rows[place] -= same / same.sum()
+        return rows / self.scales
+
     def to_json(self) -> str:
         """Return a string that :meth:`from_json` reads, with all digits."""
         names = None if self.names is None else list(self.names)

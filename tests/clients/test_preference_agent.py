@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.special import logit
 
 from clients.preference_agent import PreferenceAgent
 from clients.store import (
@@ -339,6 +340,25 @@ def test_another_duel_follows_a_skipped_one(path, purpose, selection):
         assert {again.first, again.second} == {0, 1}
         with pytest.raises(UnknownDuelError):
             agent.skip(duel.id)
+
+
+def test_weights_of_a_text_column_are_relative_to_its_mean(agent):
+    """They compare a colour with the average colour, as ``against_average`` does."""
+    colours = np.eye(4)[1:]
+    for cheap, dear in [(0, 1), (1, 2), (0, 2), (2, 0), (1, 0)]:
+        arms = np.array([colours[cheap], colours[dear]])
+        arms[:, 0] = 1.0, 3.0
+        agent.record(agent.propose(arms).id, "first")
+    plain = agent.explain()
+    agent.name_features(["price", "colour=red", "colour=blue", "colour=green"])
+    known = agent.explain()
+    assert (known.weights[0], known.deviations[0]) == (plain.weights[0], plain.deviations[0])
+    weights = np.array(plain.weights[1:])
+    np.testing.assert_allclose(known.weights[1:], weights - weights.mean(), atol=1e-12)
+    mean, low, high = logit(agent.against_average(colours)).T
+    np.testing.assert_allclose(known.weights[1:], mean, rtol=1e-9)
+    np.testing.assert_allclose(known.deviations[1:], (high - low) / (2 * 1.96), rtol=1e-9)
+    assert max(known.deviations[1:]) < min(plain.deviations[1:])
 
 
 def test_features_have_names(agent, path):

@@ -327,7 +327,8 @@ def test_labels_of_the_figures_do_not_overlap_and_are_not_clipped(tmp_path, monk
 
     monkeypatch.setattr(figures, "each_once", each_once)
     monkeypatch.setattr(plots, "_save_png", lambda figure, _: found.append(figure))
-    counts = {"fig1b": 7, "fig1a": 5, "fig2c": 4, "fig5a": 3, "people": 3, "regret": 9}
+    names = ["fig1a", "fig1b", "fig2c", "people", "regret"]
+    counts = {name: len(figures.curves_of(name)) for name in names} | {"fig5a": 3}
     figures.make(list(counts), tmp_path, ours=True)
     for figure, count in zip(found, counts.values(), strict=True):
         figure.draw_without_rendering()
