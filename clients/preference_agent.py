@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from clients.selection import PURPOSES, PairSelector
-from clients.store import DuelStore, Forgotten, Proposal, duel_key
+from clients.selection import PairSelector
+from clients.store import DuelStore, Forgotten, Proposal
 from clients.validation import (
     Table,
     check_answer,
@@ -27,6 +27,7 @@ from clients.validation import (
 )
 from fldb_flower.bandit.directions import directions_of
 from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.selection.informative import PURPOSES, duel_key
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import NONE, Settings

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Set
 
 import numpy as np
 
 from clients.learning import make_learner
-from clients.store import DuelStore, Evidence, duel_key
-from fldb_flower.bandit.preference import link, logistic
+from clients.store import DuelStore, Evidence
+from fldb_flower.bandit.preference import logistic
 from fldb_flower.bandit.selection import norms
-from fldb_flower.bandit.selection.rules import tie_breaks, tie_step
+from fldb_flower.bandit.selection.informative import duel_key, most_informative
+from fldb_flower.bandit.selection.rules import tie_breaks
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.linalg.arrays import FloatArray
-from fldb_flower.linalg.linear import whitened
 from fldb_flower.settings import NONE
 from fldb_flower.system.process import one_blas_thread
 
-PURPOSES = ("suggest", "rank")
-"""Purposes of duels: few bad arms are shown, or all arms are ranked well."""
-
 CREDIBLE = 1.5
 """Posterior standard deviations from the favourite within which an arm may be best."""
-
-MOST_COMPARED = 300
-"""Largest number of arms whose pairs are all compared; of more, this many are drawn at random."""
 
 
 class PairSelector:
@@ -112,7 +105,12 @@ class PairSelector:
         asked, arms = self._store.asked(), self.features.scaled(offered)
         estimate = self.learner.theta, self.learner.whitener, self.learner.width
         if self._purpose == "rank":
-            first, second = self._most_informative(arms, offered, asked)
+
+            def known(one: int, other: int) -> tuple[bool, float]:
+                difference = offered[one] - offered[other]
+                return duel_key(difference) in asked, self._repeats(difference)
+
+            first, second = most_informative(arms, *estimate[:2], known)
         elif self._avoids_repeats:
             first, second = self._least_compared(arms, offered)
         else:
@@ -155,29 +153,3 @@ class PairSelector:
             return first, int(np.argmax(scores))
         repeats = {arm: self._repeats(offered[first] - offered[arm]) for arm in candidates}
         return first, min(candidates, key=lambda arm: (repeats[arm], -scores[arm]))
-
-    def _most_informative(
-        self, arms: FloatArray, offered: FloatArray, asked: Set[bytes]
-    ) -> tuple[int, int]:
-        theta, whitener = self.learner.theta, self.learner.whitener
-        step = tie_step(arms[None], theta, whitener, 1.0)  # raises if scores overflow
-        drawn = np.arange(len(arms))
-        if len(arms) > MOST_COMPARED:
-            drawn = np.sort(np.random.default_rng().choice(drawn, MOST_COMPARED, replace=False))
-        firsts, seconds = np.triu_indices(len(drawn), 1)
-        firsts, seconds = drawn[firsts], drawn[seconds]
-        logits = (arms @ theta)[firsts] - (arms @ theta)[seconds]
-        spread = whitened(arms, whitener)
-        squares = ((spread[firsts] - spread[seconds]) ** 2).sum(axis=1)
-        curvatures = link(logits / np.sqrt(1.0 + np.pi / 8.0 * squares))[1]
-        information = np.log1p(curvatures * squares)
-        best, most = 0, (False, -np.inf)  # pairs that were not asked come first
-        for pair in np.argsort(-information, kind="stable").tolist():
-            if (True, information[pair]) <= most:
-                break
-            difference = offered[firsts[pair]] - offered[seconds[pair]]
-            gain = information[pair] / (1 + self._repeats(difference))
-            if (value := (duel_key(difference) not in asked, gain)) > most:
-                best, most = pair, value
-        first, second = int(firsts[best]), int(seconds[best])
-        return (first, second) if logits[best] >= -step else (second, first)

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
-from clients.selection import PURPOSES
 from clients.service import http
 from clients.service.app import Node, create_app, load_page
 from clients.service.catalogue import read_arms
 from clients.service.http import LIMITS, Limiter, Limits, read_token
 from clients.service.models import MAX_ARMS
 from clients.vault import read_config
+from fldb_flower.bandit.selection.informative import PURPOSES
 from fldb_flower.errors import SettingsError
 from fldb_flower.system.commands import Parser, bounded
 

@@ -10,7 +10,6 @@ from clients.store.duel_store import (
     Synchronization,
     UndoError,
     UnknownDuelError,
-    duel_key,
 )
 
 __all__ = [
@@ -23,5 +22,4 @@ __all__ = [
     "Synchronization",
     "UndoError",
     "UnknownDuelError",
-    "duel_key",
 ]

@@ -30,6 +30,7 @@ import numpy as np
 from clients.store.database import EXTRA, MAX_ANSWERS, Database
 from fldb_flower.bandit.estimate import MIXES, VARIANCES, CommonPrior, ShareChange
 from fldb_flower.bandit.features import Features, mean_squares, parse_features
+from fldb_flower.bandit.selection.informative import duel_key
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
 from fldb_flower.linalg.arrays import FloatArray, IntArray
@@ -139,13 +140,6 @@ def selection_settings(parameters: Mapping[str, Any], dimension: int) -> Setting
     if str(chosen.get("algorithm")) not in ALGORITHMS:  # only registered in the ClientApp's process
         chosen.pop("algorithm", None)
     return replace(Settings(), dimension=dimension, **chosen)
-
-
-def duel_key(difference: FloatArray) -> bytes:
-    """Return what identifies a duel: its difference up to the sign."""
-    sign = np.sign(difference[difference != 0.0][:1]).sum()
-    key: FloatArray = sign * difference + 0.0  # no negative zeros
-    return key.tobytes()
 
 
 def _distinct(duels: Evidence) -> int:

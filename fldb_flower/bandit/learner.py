@@ -7,7 +7,8 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -17,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from fldb_flower.bandit.features import Features, mean_squares
 from fldb_flower.bandit.newton import Loss, minimise
 from fldb_flower.bandit.preference import logistic, residuals
+from fldb_flower.bandit.selection.informative import PURPOSES, duel_key, most_informative
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS
@@ -287,16 +289,18 @@ class DuelingBandit:
         self.partial_fit([one - other], [float(preferred)])
         return self._adopt(names or others)
 
-    def propose(self, arms: ArrayLike) -> tuple[Any, Any]:
+    def propose(self, arms: ArrayLike, purpose: str = "suggest") -> tuple[Any, Any]:
         """Select two different arms for the next duel.
-
-        If the rule selects the same arm twice, the second arm is the one with the largest upper
-        confidence bound among the others.
 
         Parameters
         ----------
         arms : array_like of shape (K, d)
             Features of the arms; K may differ each time.
+        purpose : {"suggest", "rank"}
+            With ``"suggest"``, the rule ``selection`` looks for the best arm and may repeat a pair.
+            If it selects the same arm twice, the second arm is the one with the largest upper
+            confidence bound among the others. ``"rank"`` selects the pair that teaches most about
+            all arms: pairs without an answer come first, then those with few answers.
 
         Returns
         -------
@@ -314,6 +318,8 @@ class DuelingBandit:
         >>> fldb.DuelingBandit(selection="thompson", random_state=0).propose([[1.0], [2.0], [3.0]])
         (0, 2)
         """
+        if purpose not in PURPOSES:
+            raise _invalid("purpose", purpose, f"one of {', '.join(PURPOSES)}")
         features, names = self._read(arms, "arms")
         if len(features) < 2:
             raise ValueError(f"arms has {len(features)} rows: a duel needs two arms")
@@ -321,7 +327,7 @@ class DuelingBandit:
             twice = shown(index[index.duplicated()][0])
             raise ValueError(f"arms has the label {twice} twice: each arm needs its own")
         offer = mean_squares(features), float(len(features) - 1)
-        first, second = self._select(features, _pooled(self._offers, offer))
+        first, second = self._select(features, _pooled(self._offers, offer), purpose)
         self._adopt(names)._labelled = None
         if index is None:
             return first, second
@@ -329,16 +335,19 @@ class DuelingBandit:
         self._labelled = dict(zip(labels, features, strict=True))
         return labels[first], labels[second]
 
-    def _select(self, features: FloatArray, offers: _Mean) -> tuple[int, int]:
+    def _select(self, arms: FloatArray, offers: _Mean, purpose: str) -> tuple[int, int]:
         """Return the indices of the next duel, and store the offers, which include this one."""
         default = _WIDTH if self.half_life is None else _WIDTH_OF_CHANGING
         width = _number("width", default if self.width is None else self.width)
         self._check_selection()
         theta, whitener, scale = self._estimate(offers)
-        features, theta, whitener = features / scale, theta * scale, whitener * scale[:, None]
-        rule = find_rule(self.selection)
+        features, theta, whitener = arms / scale, theta * scale, whitener * scale[:, None]
         try:
-            first, second = rule.pair(features, theta, whitener, width, self._streams())
+            if purpose == "rank":
+                first, second = most_informative(features, theta, whitener, self._known(arms))
+            else:
+                rule = find_rule(self.selection)
+                first, second = rule.pair(features, theta, whitener, width, self._streams())
         except FloatingPointError as error:
             raise ValueError(
                 f"arms up to {np.abs(features).max():g}, width={width:g}, ridge={self.ridge:g}:"
@@ -349,6 +358,19 @@ class DuelingBandit:
             second = best_challenger(features, first, theta, whitener, width, allowed=others)
         self._offers = offers
         return first, second
+
+    def _known(self, arms: FloatArray) -> Callable[[int, int], tuple[bool, float]]:
+        """Return a function that says whether, and how often, a pair of arms was answered."""
+        counts = Counter[bytes]()
+        if self.__sklearn_is_fitted__():
+            for difference, weight in zip(*self._duels[::2], strict=True):
+                counts[duel_key(difference)] += weight
+
+        def known(one: int, other: int) -> tuple[bool, float]:
+            key = duel_key(arms[one] - arms[other])
+            return key in counts, counts[key]
+
+        return known
 
     def rank(self, arms: ArrayLike) -> NDArray[Any]:
         """Return the indices of arms, best first. Equal arms keep their order.
@@ -783,7 +805,8 @@ def _numbers(values: Any, name: str) -> FloatArray:
     try:
         array = np.asarray(values)
         if array.dtype.kind in "OSU" and any(isinstance(each, str | bytes) for each in array.flat):
-            raise TypeError("it contains strings")
+            dummies = "; see pandas.get_dummies(..., drop_first=True)" * hasattr(values, "iloc")
+            raise TypeError(f"it contains strings{dummies}")
         if array.dtype.kind in "mM":
             raise TypeError(f"its type is {array.dtype}; convert dates and durations to numbers")
         if np.iscomplexobj(array):

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import mpmath
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ROOT
 
@@ -419,3 +420,41 @@ def test_needs_neither_scikit_learn_nor_files(tmp_path):
     assert done.stdout.splitlines()[-1] == "[1 0] False"
     assert "has no estimate yet" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_with_the_purpose_rank_each_pair_is_asked_before_one_is_asked_again():
+    random = np.random.default_rng(0)
+    arms = pd.DataFrame(random.normal(size=(6, 3)) * [1, 50, 0.1], [*"abcdef"])
+    learner, asked = fldb.DuelingBandit(), []
+    for _ in range(30):
+        first, second = learner.propose(arms, purpose="rank")
+        asked.append(frozenset([first, second]))
+        learner.record(first, second, 0.5)
+    assert len({*asked[:15]}) == 15
+    assert len({*asked[15:]}) > 5
+    fixed = {frozenset(learner.propose(arms)) for _ in range(5)}
+    assert len(fixed) == 1
+    learner = fldb.DuelingBandit().fit(arms.loc[["a"]] - arms.loc["b"], [1], sample_weight=[4])
+    assert {*learner.propose(arms.loc[["a", "b", "c"]], purpose="rank")} != {"a", "b"}
+
+
+def test_the_first_pair_for_a_ranking_is_the_one_that_shrinks_the_posterior_most():
+    """With equal utilities, the information is that of the largest posterior deviation."""
+    arms = np.random.default_rng(1).normal(size=(7, 2))
+    differences = np.random.default_rng(2).normal(size=(9, 2))
+    learner = fldb.DuelingBandit(scale=None).fit(differences, np.full(9, 0.5))
+    assert np.allclose(learner.coef_, 0.0)
+    gains = {
+        (i, j): (arms[i] - arms[j]) @ learner.covariance_ @ (arms[i] - arms[j])
+        for i in range(7)
+        for j in range(i)
+    }
+    assert {*learner.propose(arms, purpose="rank")} == {*max(gains, key=gains.get)}
+
+
+def test_an_unknown_purpose_and_columns_of_texts_are_refused():
+    with pytest.raises(ValueError, match="purpose='learn': must be one of suggest, rank"):
+        fldb.DuelingBandit().propose([[1.0], [2.0]], purpose="learn")
+    table = pd.DataFrame({"colour": ["red", "blue"], "size": [1, 2]})
+    with pytest.raises(ValueError, match=r"contains strings; see pandas.get_dummies\(\.\.\., drop"):
+        fldb.DuelingBandit().propose(table)

@@ -1,0 +1,70 @@
+"""Selection of a pair for a ranking of all arms: the most informative one, without regret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fldb_flower.bandit.preference import link
+from fldb_flower.bandit.selection.rules import tie_step
+from fldb_flower.linalg.arrays import FloatArray
+from fldb_flower.linalg.linear import Whitener, whitened
+
+PURPOSES = ("suggest", "rank")
+"""Purposes of duels: few bad arms are shown, or all arms are ranked well."""
+
+MOST_COMPARED = 300
+"""Largest number of arms whose pairs are all compared; of more, this many are drawn at random."""
+
+
+def duel_key(difference: FloatArray) -> bytes:
+    """Return what identifies a duel: its difference up to the sign."""
+    sign = np.sign(difference[difference != 0.0][:1]).sum()
+    key: FloatArray = sign * difference + 0.0  # no negative zeros
+    return key.tobytes()
+
+
+def most_informative(
+    arms: FloatArray,
+    theta: FloatArray,
+    whitener: Whitener,
+    known: Callable[[int, int], tuple[bool, float]],
+) -> tuple[int, int]:
+    """Return the pair with the largest ``log(1 + p (1 - p) ||x - x'||^2) / (1 + n)``.
+
+    ``known`` returns whether a pair was asked, and n, how often it was answered. Pairs that were
+    not asked come first. The arm with the larger predicted reward is the first one.
+
+    Examples
+    --------
+    The first and the last arm differ most. Once they were asked, the others come first:
+
+    >>> import numpy as np
+    >>> from fldb_flower.bandit.selection.informative import most_informative
+    >>> arms, theta = np.array([[0.0], [1.0], [3.0]]), np.zeros(1)
+    >>> most_informative(arms, theta, np.eye(1), lambda one, other: (False, 0))
+    (0, 2)
+    >>> most_informative(arms, theta, np.eye(1), lambda one, other: ({one, other} == {0, 2}, 0))
+    (1, 2)
+    """
+    step = tie_step(arms[None], theta, whitener, 1.0)  # raises if scores overflow
+    drawn = np.arange(len(arms))
+    if len(arms) > MOST_COMPARED:
+        drawn = np.sort(np.random.default_rng().choice(drawn, MOST_COMPARED, replace=False))
+    firsts, seconds = np.triu_indices(len(drawn), 1)
+    firsts, seconds = drawn[firsts], drawn[seconds]
+    logits = (arms @ theta)[firsts] - (arms @ theta)[seconds]
+    spread = whitened(arms, whitener)
+    squares = ((spread[firsts] - spread[seconds]) ** 2).sum(axis=1)
+    curvatures = link(logits / np.sqrt(1.0 + np.pi / 8.0 * squares))[1]
+    information = np.log1p(curvatures * squares)
+    best, most = 0, (False, -np.inf)  # pairs that were not asked come first
+    for pair in np.argsort(-information, kind="stable").tolist():
+        if (True, information[pair]) <= most:
+            break
+        asked, times = known(int(firsts[pair]), int(seconds[pair]))
+        if (value := (not asked, information[pair] / (1 + times))) > most:
+            best, most = pair, value
+    first, second = int(firsts[best]), int(seconds[best])
+    return (first, second) if logits[best] >= -step else (second, first)
