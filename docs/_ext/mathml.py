@@ -6,6 +6,7 @@ from typing import Any
 from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
 from sphinx.errors import SphinxError
+from sphinx.transforms.post_transforms import SphinxPostTransform
 
 _SPACE = '<mspace width="0.17em"/>'  # of functions: log x, 2 log(x), tr V
 
@@ -21,8 +22,8 @@ def _markup(node: nodes.Node, *, block: bool) -> str:
 
 
 def inline(translator: Any, node: nodes.Node) -> None:
-    """Write a formula within a line; no line begins with what follows it without a space."""
-    translator.body.append(_markup(node, block=False) + "\N{WORD JOINER}")
+    """Write a formula within a line."""
+    translator.body.append(_markup(node, block=False))
     raise nodes.SkipNode
 
 
@@ -32,7 +33,25 @@ def block(translator: Any, node: nodes.Node) -> None:
     raise nodes.SkipNode
 
 
+class Punctuation(SphinxPostTransform):
+    """Keep a formula on one line with the punctuation after it: browsers break between them."""
+
+    default_priority = 800
+
+    def run(self, **kwargs: Any) -> None:
+        """Move punctuation after formulas into an element with the formula."""
+        for node in list(self.document.findall(nodes.math)):
+            parent, place = node.parent, node.parent.index(node) + 1
+            text = parent[place] if place < len(parent) else None
+            if isinstance(text, nodes.Text) and (found := re.match(r"[,.;:)]+", text)):
+                parent[place] = nodes.Text(text[found.end() :])
+                kept = nodes.inline("", "", classes=["formula"])
+                node.replace_self(kept)
+                kept += [node, nodes.Text(found[0])]
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Register the renderer."""
+    app.add_post_transform(Punctuation)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

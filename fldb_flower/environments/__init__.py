@@ -224,6 +224,12 @@ def stated(settings: Settings) -> dict[str, Any]:
     return dict(_of_data(settings, "stated") or {})
 
 
+def caution(settings: Settings) -> str | None:
+    """Return the environment's warning about how the settings use its data, if there is one."""
+    line: str | None = _of_data(settings, "caution")
+    return line
+
+
 def feature_names(settings: Settings) -> list[str] | None:
     """Return the names of the features of the environment's data; None if they have none."""
     return [*(_of_data(settings, "names") or [])] or None

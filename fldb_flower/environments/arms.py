@@ -38,6 +38,9 @@ def parse_arms(content: bytes, largest: float = LARGEST) -> ArmTable:
     """
     (line, header), *rows = read_rows(content, _VALID)
     key = [name for name in header if name in KEYS]
+    if not key and header[0].lower() not in {"", *CONTENTS}:
+        fault = f"the first column is {header[0][:40]!r}"
+        raise error_at(line, fault, f"it must be {KEYS[0]!r}, the name of each arm")
     if len(key) != 1 or "" in header or len({*header}) < len(header):
         raise error_at(line, f"the header is {','.join(header)[:40]!r}", _VALID)
     if len(rows) < 2:
@@ -89,6 +92,8 @@ def _numbers(
     row = (neither if any(neither) else wrong).index(True)
     fault = f"{one_line(column)} of {arms[row][:40]!r} is {cells[row][:40]!r}"
     required = f"must be a number within +-{largest:g}, or every line must have text here"
+    if not cells[row]:
+        fault, required = f"{one_line(column)} of {arms[row][:40]!r} is empty", "fill or remove it"
     raise error_at(lines[row], fault, required)
 
 

@@ -61,6 +61,19 @@ class Duels:
         return values if panel.horizon is None else {**values, "horizon": panel.horizon}
 
     @staticmethod
+    def caution(settings: Settings) -> str | None:
+        """Return a line about people that predict leaves out because of the horizon."""
+        study = read_study(settings.environment.path)
+        answers = study.answers[study.answers >= settings.environment.min_answers]
+        few = np.count_nonzero(answers < settings.horizon)
+        if settings.environment.play != "predict" or not few:
+            return None
+        return (
+            f"{few} of {len(answers)} people have fewer than horizon={settings.horizon} answers and"
+            f" are left out; horizon={answers.min()} keeps all"
+        )
+
+    @staticmethod
     def max_difference(settings: Settings) -> float:
         """Return the largest distance of two arms that an agent may see; 1 if all are equal."""
         study, people = _chosen(settings)

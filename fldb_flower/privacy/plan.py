@@ -9,6 +9,7 @@ import numpy as np
 
 from fldb_flower.algorithms import make_algorithm
 from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.environments import caution
 from fldb_flower.errors import PrivacyError
 from fldb_flower.privacy import accounting
 from fldb_flower.secure.protocol import COST
@@ -173,8 +174,9 @@ def _costly_noise(settings: Settings) -> str:
 
 def cautions(*chosen: Settings) -> list[str]:
     """Return the warnings before simulations, one line each and each once."""
-    lines = [without_effect(chosen)]
+    lines: list[str | None] = [without_effect(chosen)]
     for each in chosen:
+        lines.append(caution(each))
         if each.is_private:
             lines += [_weak_delta(each), _costly_noise(each)]
     return list(dict.fromkeys(filter(None, lines)))

@@ -14,7 +14,7 @@ from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array, join_parts, part_of
 from fldb_flower.privacy.plan import cautions
 from fldb_flower.runs.plots import describe
-from fldb_flower.runs.results import PLOT, RunDirectory, stop_requested
+from fldb_flower.runs.results import PLOT, RunDirectory, outcome, stop_requested
 from fldb_flower.settings import Settings
 from fldb_flower.system.progress import is_shown, progress
 
@@ -128,8 +128,9 @@ def conduct(
         raise
     finally:
         directory.close()
+    found = outcome(history.regret, history.log_loss, history.accuracy)
     say(
-        f"{describe(settings)} | final regret {history.regret:.2f} per agent,"
+        f"{describe(settings)} | {found},"
         f" {history.exchanges} exchanges, {_size(history.uploaded_bytes)} up,"
         f" {_size(history.downloaded_bytes)} down, {seconds:.1f} s"
     )

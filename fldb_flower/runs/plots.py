@@ -38,7 +38,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "pgf": (),
 }
 """Formats of figures, and the metadata that depend on the date or Matplotlib's version."""
-_COLORS = 128  # colors of a PNG image
+_COLORS = 256  # colors of a PNG image
 _LOG = logging.getLogger("fldb_flower")
 _BACKEND = "MPLBACKEND"
 
@@ -153,7 +153,8 @@ def label(axes: Axes, lines: Sequence[Line2D]) -> None:
     height, width = (each / figure.dpi for each in (box.height, box.width))
     texts = [str(line.get_label()) for line in lines]
     gap = _LINE * max(text.count("\n") + 1 for text in texts) * float(size) / 72 / height
-    if gap * (len(lines) - 1) > 1:
+    top = 1 - gap / 2  # a label is below the title
+    if gap * (len(lines) - 1) > top:
         columns = -(-len(lines) // (int(1 / gap) + 1))
         axes.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), ncols=columns)
         return
@@ -163,8 +164,9 @@ def label(axes: Axes, lines: Sequence[Line2D]) -> None:
     ends = axes.transAxes.inverted().transform(axes.transData.transform(np.array(last, float)))
     ends = np.clip(ends, 0, 1)
     left, right = 1 + _LEAD / width, 1 + _SAMPLE / width
+    places = top * spread(np.minimum(ends[:, 1] / top, 1), gap / top)
     joined: dict[str, Any] = {"coordsA": axes.transAxes, "coordsB": axes.transAxes, **_LEADER}
-    for line, text, end, place in zip(lines, texts, ends, spread(ends[:, 1], gap), strict=True):
+    for line, text, end, place in zip(lines, texts, ends, places, strict=True):
         axes.add_artist(ConnectionPatch(tuple(end), (left, place), clip_on=False, **joined))
         (sample,) = axes.plot([left, right], [place, place], transform=axes.transAxes)
         sample.update_from(line)
@@ -332,7 +334,7 @@ def _save_png(figure: Figure, content: io.BytesIO) -> None:
     figure.savefig(pixels, format="raw", dpi=DPI)
     size = [int(inches * DPI) for inches in figure.get_size_inches()]
     image = Image.frombytes("RGBA", (size[0], size[1]), pixels.getvalue()).convert("RGB")
-    palette = image.quantize(_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    palette = image.quantize(_COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     palette.save(content, format="png", dpi=(DPI, DPI))
 
 

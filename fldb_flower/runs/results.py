@@ -89,7 +89,7 @@ class RunDirectory(ResultsDirectory):
         summary = files.pop(SUMMARY)
         for name, content in files.items():
             self.write(name, content)
-        if self._settings.plot:
+        if self._settings.plot and (history.regret or history.log_loss is None):
             plot_regret(self.path / PLOT, history, self._settings)
         self.write(SUMMARY, summary)
         _discard_checkpoint(self.path)
@@ -142,6 +142,14 @@ def result_files(
             own = {"heterogeneity": history.heterogeneity, "directions": found}
         files[MODEL] = json_bytes(model | own)
     return files | {SUMMARY: json_bytes(_summary(settings, history, runtime_seconds))}
+
+
+def outcome(regret: float, log_loss: float | None, accuracy: float | None) -> str:
+    """Return the final regret of a run as text, or what it predicted if it had no regret."""
+    if regret or log_loss is None:
+        return f"final regret {regret:.2f} per agent"
+    right = "" if accuracy is None else f", accuracy {accuracy:.0%}"
+    return f"final log loss {log_loss:.3f}{right}"
 
 
 def _csv(name: str, rows: Iterable[Sequence[Any]]) -> bytes:

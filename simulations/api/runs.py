@@ -29,6 +29,7 @@ from fldb_flower.runs.results import (
     PREDICTION,
     REGRET,
     STORAGE_SETTINGS,
+    outcome,
     result_files,
     save_files,
 )
@@ -178,9 +179,10 @@ class Result:
         ignored = unused(self.settings)
         names = [name for name in _SHOWN if name not in ignored]
         shown = ", ".join(f"{name}={self.settings.get(name)}" for name in names)
+        log_loss, accuracy = map(self.summary.get, ("log_loss", "accuracy"))
         return (
             f"Result({self.settings.get('algorithm')} on {self.settings.get('environment.name')},"
-            f" {shown}: final regret {self.summary['final_regret']:.2f},"
+            f" {shown}: {outcome(self.summary['final_regret'], log_loss, accuracy)},"
             f" {self.summary['exchanges']} exchanges)"
         )
 

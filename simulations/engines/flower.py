@@ -27,7 +27,7 @@ from simulations.local_process import LocalProcess, configure_flwr, environment
 
 _LINK = "job"  # name of the SuperLink in Flower's configuration
 _SIGNAL_SECONDS = 1.0  # at most until a signal is handled
-_REGRET = "final regret"  # in the line with the result
+_OUTCOME = " | final "  # in the line with the result
 
 
 def run(settings: Settings, output_dir: str) -> None:
@@ -45,7 +45,7 @@ def run(settings: Settings, output_dir: str) -> None:
             output = _output_of(command, environment(home))
             if (directory / SUMMARY).exists():
                 lines = [line.partition(":      ")[2] for line in output.splitlines()]
-                shown = [each for each in lines if each.startswith("results:") or _REGRET in each]
+                shown = [each for each in lines if each.startswith("results:") or _OUTCOME in each]
                 print(*shown, sep="\n")
                 return
             reason = failure_reason(output, settings)

@@ -268,10 +268,11 @@ def _label(values: Mapping[str, str]) -> str:
 
 def _weights(weights: Mapping[str, float]) -> str:
     """Return the features of a direction and their weights in one line."""
-    signed = {
-        name: f"{weight:+.2f}".replace("-", "\N{MINUS SIGN}") for name, weight in weights.items()
-    }
-    return ", ".join(f"{name} {weight}" for name, weight in signed.items())
+    parts = []
+    for name, weight in weights.items():
+        part = f"{name} " + f"{weight:+.2f}".replace("-", "\N{MINUS SIGN}")
+        parts.append(part.replace(" ", "\N{NO-BREAK SPACE}") if len(part) < 20 else part)
+    return ", ".join(parts)
 
 
 def _order(text: str) -> tuple[bool, float, str]:

@@ -433,7 +433,7 @@ def test_arms_are_proposed_if_no_duel_is_open(path, tmp_path):
 
 BAD_CSV = {
     "": "is empty; it must be UTF-8 text with the header arm,FEATURE,...",
-    "price\n1\n2\n": "line 1: the header is 'price'; it must be",
+    "price\n1\n2\n": "line 1: the first column is 'price'; it must be 'arm'",
     "arm,key,price\na,a,1\n": "line 1: the header is 'arm,key,price'; it must be",
     "arm,price,price\na,1,2\nb,1,2\n": "line 1: the header is 'arm,price,price'; it must be",
     "arm,price,\na,1,2\nb,1,2\n": "line 1: the header is 'arm,price,'; it must be",

@@ -79,10 +79,19 @@ def test_search_works_offline(site, browser):
 def test_pages_fit_a_phone(site, browser):
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    for page in ("deployment", "reproduction", "security", "index"):
+    for page in ("deployment", "personal", "plausibility", "reproduction", "security", "index"):
         browser.get((site / f"{page}.html").as_uri())
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.slow
+def test_lines_do_not_break_within_errors_or_before_punctuation(site):
+    pages = [(site / f"{name}.html").read_text() for name in ("theory", "personal", "selection")]
+    assert re.search(r'<span class="formula"><math.*?</math>,</span>', pages[0], re.DOTALL)
+    assert not any(re.search(r"</math>(?![,.;:)]+</span>)[,.;:)]", page) for page in pages)
+    assert not any(re.search(r"\d ± \d", page) for page in pages)
+    assert len(re.findall("\\d\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}\\d", pages[2])) > 50
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from fldb_flower.settings import (
     unflatten,
 )
 from simulations.api.comparisons import read_comparisons
+from simulations.api.runs import load
 from simulations.engines import vectorized
 from simulations.run import run
 
@@ -261,6 +262,23 @@ def test_agents_learn_the_recorded_duels_whatever_the_policy_selects(study):
         assert not regret_of(chosen).any()
 
 
+def test_a_run_that_predicts_states_its_predictions_and_draws_no_regret(study, tmp_path, caplog):
+    caplog.set_level("INFO", "fldb_flower")
+    chosen = settings(study, environment__play="predict", algorithm="fldb_personal", tau=1)
+    assert chosen.horizon == 3
+    run(chosen, tmp_path / "run")
+    text, summary = caplog.text, json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "warning: " not in text
+    assert f"| final log loss {summary['log_loss']:.3f}, accuracy {summary['accuracy']:.0%}" in text
+    assert not (tmp_path / "run" / "regret.png").exists()
+    assert "final log loss" in repr(load(tmp_path / "run"))
+    run(settings(study, environment__play="predict", horizon=4, tau=1), tmp_path / "four")
+    assert (
+        "warning: 1 of 2 people have fewer than horizon=4 answers and are left out;"
+        " horizon=3 keeps all"
+    ) in caplog.text
+
+
 # --- units -----------------------------------------------------------------------------------
 
 LEARNING = ("fldb_personal", "fldb_ogd", "fldb_ons", "ldb")
@@ -408,9 +426,11 @@ def test_settings_of_one_environment_are_refused_for_others():
 HEADER = "person,first,second,preference\n"
 BAD_FILES = {
     # file, content, message after the path
-    "no arm column": ("arms.csv", "name,x\nA,1\n", "line 1: the header is 'name,x';"),
+    "no arm column": (
+        "arms.csv", "name,x\nA,1\n", "line 1: the first column is 'name'; it must be 'arm', the na",
+    ),
     "name twice": ("arms.csv", "arm,key,x\nA,A,1\n", "line 1: the header is 'arm,key,x';"),
-    "empty text": ("arms.csv", "arm,c\nA,red\nB,\n", "line 3: c of 'B' is ''; must be a number"),
+    "empty text": ("arms.csv", "arm,c\nA,red\nB,\n", "line 3: c of 'B' is empty; fill or remove"),
     "nan text": ("arms.csv", "arm,c\nA,red\nB,NaN\n", "line 3: c of 'B' is 'NaN'; must be a num"),
     "comma": ("arms.csv", 'arm,x\nA,"1,5"\nB,"2,5"\n', "line 2: x of 'A' is '1,5'; must be a num"),
     "column twice": ("arms.csv", "arm,x,x\nA,1,2\n", "line 1: the header is 'arm,x,x'"),

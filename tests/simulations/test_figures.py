@@ -17,6 +17,7 @@ from conftest import ROOT
 from flwr.cli.build import build_fab_from_disk
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 from scipy.optimize import minimize
 
 from fldb_flower.catalogue import ALGORITHMS
@@ -202,6 +203,20 @@ def test_the_style_sheet_is_used_and_is_part_of_flowers_app():
     assert "fldb_flower/runs/figure_style.yaml" in names
 
 
+def test_a_png_keeps_the_colors_of_lines_bands_and_grid(tmp_path):
+    curves = {name: [[0.0, 30, end], [0, 60, end + 9]] for name, end in (("ldb", 50), ("alone", 9))}
+    (path,) = plots.save_figure(
+        tmp_path / "a.png",
+        lambda figure: regret(figure.add_subplot(), [Curve(*each) for each in curves.items()]),
+        height=2.5,
+    )
+    image = Image.open(path).convert("RGB")
+    found = np.array([color for _, color in image.getcolors(10**6)])
+    line = np.array([0x5A, 0x43, 0x20])  # of "alone"
+    for color in ([255] * 3, [0xE3] * 3, [0] * 3, line, 255 - 0.15 * (255 - line)):
+        assert np.abs(found - color).max(axis=1).min() <= 1  # Matplotlib rounds the band's
+
+
 def test_pgf_has_texts_for_latex_and_is_drawn_without_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no LaTeX
 
@@ -334,12 +349,11 @@ def test_labels_of_the_figures_do_not_overlap_and_are_not_clipped(tmp_path, monk
         figure.draw_without_rendering()
         (axes,) = figure.axes
         boxes = [text.get_window_extent() for text in axes.texts]
-        assert len(boxes) == count
-        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
         title = [text for text in axes.findobj(Text) if text.get_text() == axes.get_title("left")]
         for text in (*title, axes.xaxis.label, axes.yaxis.label):
             boxes.append(text.get_window_extent())
         assert len(boxes) == count + 3
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
         for box in boxes:
             frame = figure.bbox.padded(0.5)
             assert frame.x0 <= box.x0 < box.x1 <= frame.x1
@@ -419,7 +433,7 @@ def test_settings_are_written_with_the_papers_symbols_and_wrapped_by_their_visib
 
 def a_run(regrets, **settings):
     curve = pd.DataFrame({"cumulative_regret": regrets})
-    return Run(Path(), settings, {"final_regret": regrets[-1]}, curve)
+    return Run(Path(), settings, {"final_regret": regrets[-1], "exchanges": 1}, curve)
 
 
 def test_curves_are_labelled_with_settings_that_differ_and_have_an_effect():

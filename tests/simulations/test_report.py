@@ -380,8 +380,8 @@ def test_learned_directions_are_a_table(tmp_path):
     make_run(tmp_path / "b", summary={"directions": both}, algorithm="fldb_personal", tau=2)
     shown = made(tmp_path)["directions"]
     assert table(shown).values.tolist() == [
-        ["tau=2", 71, "price +0.80, quality \N{MINUS SIGN}0.60"],
-        ["tau=2", 20, "feature 3 +1.00"],
+        ["tau=2", 71, "price\N{NO-BREAK SPACE}+0.80, quality\N{NO-BREAK SPACE}\N{MINUS SIGN}0.60"],
+        ["tau=2", 20, "feature 3 +1.00".replace(" ", "\N{NO-BREAK SPACE}")],
     ]
     assert [column["title"] for column in shown["columns"]] == ["Run", "Share (%)", "Features"]
     assert made(tmp_path / "a")["directions"] is None

@@ -477,7 +477,7 @@ def test_axe_finds_no_violation_and_a_phone_does_not_scroll_sideways(page):
 def test_learned_directions_are_shown(page):
     (row,) = rows(page, "directions")
     shown = (row["Share (%)"], row["Features"])
-    assert shown == ("70", f"{HOSTILE} +0.90, price \N{MINUS SIGN}0.40")
+    assert shown == ("70", f"{HOSTILE} +0.90, price\N{NO-BREAK SPACE}\N{MINUS SIGN}0.40")
     script = (
         "return getComputedStyle(document.querySelector('#directions td.number')).backgroundImage"
     )
