@@ -45,6 +45,7 @@ _NAMES = {"num_agents": "N", "num_arms": "K"}  # of settings in labels
 _SYMBOLS = {"tau": r"\tau", "sigma^2": r"\sigma^2"}
 _AXES = {"tau": r"communication period $\tau$", "rounds": "communication rounds"}
 _COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
+_FAR = 4.0
 _ESTIMATES = ("log_loss", "accuracy", "heterogeneity")  # of algorithms that have them
 
 PANELS = {
@@ -230,8 +231,11 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, **saved: Any) 
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        if len(runs.keys() & TUNED_STYLES.keys()) > 1:  # their ends are near each other
-            axes.set_yscale("log")
+        ends = (
+            rows[rows.iteration == rows.iteration.max()].groupby("curve").cumulative_regret.mean()
+        )
+        if len(runs.keys() & TUNED_STYLES.keys()) > 1 and ends.max() > _FAR * ends.min():
+            axes.set_yscale("log")  # the ends of the others would be near each other
         if name in AGAINST:
             _draw_final(axes, AGAINST[name], rows[rows.iteration == rows.iteration.max()])
         else:

@@ -86,6 +86,11 @@ def holds(*ascending: Sequence[float]) -> str:
     return "within noise"
 
 
+def best_alone(row: dict[str, measured.Run]) -> measured.Run:
+    """Return the tuned run with less mean regret of those that learn alone, LDB and ``alone``."""
+    return min((row["ldb_tuned"], row["alone_tuned"]), key=lambda run: mean(run["regret"]))
+
+
 def verdict(reference: Sequence[float], values: Sequence[float], margin: float = 0.1) -> str:
     """Compare the means of a measure, a list of values by seed, with those of a reference.
 
@@ -137,7 +142,9 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
     )
     environment.filters["signed_sem"] = signed_sem
     environment.globals.update(paired=paired, holds=holds, capacity=capacity)
-    environment.globals.update(verdict=verdict, difference=difference, tuning=tuning)
+    environment.globals.update(
+        best_alone=best_alone, verdict=verdict, difference=difference, tuning=tuning
+    )
     environment.globals["repository"] = _PROJECT["urls"]["Repository"]
     rendered = {}
     for template in sorted(TEMPLATES.rglob("*.md.j2")):

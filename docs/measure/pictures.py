@@ -33,7 +33,7 @@ ALGORITHMS = {  # of the runs by their name; later ones are drawn over earlier o
     "alone": "alone",
     "fldb_gd": "fldb_gd",
     "fldb_ons": "fldb_ons",
-    "common": "fldb_personal",  # a dashed line, over that of FLDB-ONS
+    "common": "random",  # of which no picture has a curve
     "personal": "fldb_personal",
 }
 STYLES: dict[str, Style] = dict(
@@ -56,7 +56,12 @@ def summaries(values: Sequence[Sequence[float]]) -> tuple[list[float], list[floa
 
 
 def _label_of(name: str) -> str:
-    return name if name == "common" else STYLES[name]["label"]
+    return "common theta" if name == "common" else STYLES[name]["label"]
+
+
+def _tuned(runs: _Runs, name: str) -> measured.Run:
+    """Return a run with the width that was chosen by tuning.py, if it has one."""
+    return runs.get(f"{name}_tuned", runs[name])
 
 
 def draw_heterogeneity(figure: Figure, synthetic: Mapping[str, Mapping[str, _Runs]]) -> None:
@@ -65,13 +70,13 @@ def draw_heterogeneity(figure: Figure, synthetic: Mapping[str, Mapping[str, _Run
     for axes, (size, by_sigma) in zip(panels, synthetic.items(), strict=True):
         sigmas = [float(sigma) for sigma in by_sigma]
         for name in ALGORITHMS:
-            found = summaries([runs[name]["regret"] for runs in by_sigma.values()])
+            found = summaries([_tuned(runs, name)["regret"] for runs in by_sigma.values()])
             points(axes, [sigmas, *found], STYLES[name], _label_of(name))
         axes.set_yscale("log")
-        axes.set_title(f"$N={size.removeprefix('n')}$ agents")
+        axes.set_title(f"$N={size.removeprefix('n')}$")
         axes.set_xlabel(r"heterogeneity $\sigma$")
     panels[0].set_ylabel(f"final {REGRET}")
-    panels[0].set_title(f"{panels[0].get_title('left')}; {_errors_text(synthetic)}")
+    panels[0].set_title(f"{panels[0].get_title('left')}; tuned; {_errors_text(synthetic)}")
     _number(panels[0].yaxis, [10, 30, 100, 300, 1000])
     _legend(figure, panels[0], 6)
 
@@ -82,7 +87,7 @@ def draw_studies(figure: Figure, studies: Mapping[str, _Runs]) -> None:
     predicted = {name: runs for name, runs in studies.items() if name not in replayed}
     upper, lower = figure.subplots(1, 2)
     upper.set_title(_errors_text(studies))
-    _draw_rows(upper, replayed, "regret", f"final {REGRET}")
+    _draw_rows(upper, replayed, "regret", f"final {REGRET}, tuned")
     _draw_rows(lower, predicted, "log_loss", "log loss of predictions")
     lower.locator_params(axis="x", nbins=6)
     upper.set_xscale("log")
@@ -109,7 +114,7 @@ def _draw_rows(axes: Axes, studies: Mapping[str, _Runs], measure: str, title: st
     shown = [name for name in ALGORITHMS if all(name in runs for runs in studies.values())]
     for place, name in enumerate(shown):
         heights = [row + 0.13 * (place - (len(shown) - 1) / 2) for row in range(len(studies))]
-        means, errors = summaries([runs[name][measure] for runs in studies.values()])
+        means, errors = summaries([_tuned(runs, name)[measure] for runs in studies.values()])
         style = STYLES[name]
         axes.errorbar(
             means, heights, xerr=errors, label=_label_of(name), color=style["color"],

@@ -1,4 +1,7 @@
-"""COLDB: clustering of linear dueling bandits, a baseline that sees the duels of all agents."""
+"""COLDB: clustering of linear dueling bandits, a baseline that sees the duels of all agents.
+
+Written from the published description, and not compared with its authors' code.
+"""
 
 from __future__ import annotations
 
