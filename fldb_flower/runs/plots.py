@@ -38,7 +38,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "pgf": (),
 }
 """Formats of figures, and the metadata that depend on the date or Matplotlib's version."""
-_COLORS = 128  # colors of a PNG image
+_COLORS = 256  # colors of a PNG image
 _LOG = logging.getLogger("fldb_flower")
 _BACKEND = "MPLBACKEND"
 
@@ -334,7 +334,7 @@ def _save_png(figure: Figure, content: io.BytesIO) -> None:
     figure.savefig(pixels, format="raw", dpi=DPI)
     size = [int(inches * DPI) for inches in figure.get_size_inches()]
     image = Image.frombytes("RGBA", (size[0], size[1]), pixels.getvalue()).convert("RGB")
-    palette = image.quantize(_COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    palette = image.quantize(_COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     palette.save(content, format="png", dpi=(DPI, DPI))
 
 

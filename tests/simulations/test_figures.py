@@ -17,6 +17,7 @@ from conftest import ROOT
 from flwr.cli.build import build_fab_from_disk
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 from scipy.optimize import minimize
 
 from fldb_flower.catalogue import ALGORITHMS
@@ -200,6 +201,20 @@ def test_the_style_sheet_is_used_and_is_part_of_flowers_app():
     assert mpl.rcParams["pdf.fonttype"] == 3  # Matplotlib's default
     names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))).namelist()
     assert "fldb_flower/runs/figure_style.yaml" in names
+
+
+def test_a_png_keeps_the_colors_of_lines_bands_and_grid(tmp_path):
+    curves = {name: [[0.0, 30, end], [0, 60, end + 9]] for name, end in (("ldb", 50), ("alone", 9))}
+    (path,) = plots.save_figure(
+        tmp_path / "a.png",
+        lambda figure: regret(figure.add_subplot(), [Curve(*each) for each in curves.items()]),
+        height=2.5,
+    )
+    image = Image.open(path).convert("RGB")
+    found = np.array([color for _, color in image.getcolors(10**6)])
+    line = np.array([0x5A, 0x43, 0x20])  # of "alone"
+    for color in ([255] * 3, [0xE3] * 3, [0] * 3, line, 255 - 0.15 * (255 - line)):
+        assert np.abs(found - color).max(axis=1).min() <= 1  # Matplotlib rounds the band's
 
 
 def test_pgf_has_texts_for_latex_and_is_drawn_without_it(tmp_path, monkeypatch):
