@@ -246,7 +246,7 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, **saved: Any) 
 
 
 def scale_of(ends: pd.Series[float]) -> str:
-    """Return the scale of an axis: logarithmic if some curves end too far apart for a linear one."""
+    """Return the scale of an axis: logarithmic if curves end too far apart for a linear one."""
     return "log" if ends.max() > _FAR * ends.min() else "linear"
 
 
