@@ -409,9 +409,11 @@ def test_the_documented_commands_work(tmp_path):
             assert done.returncode == 0
             rest = done.stderr.splitlines()
             assert not [line for line in rest if "INFO" not in line]  # of `flwr run --stream`
-            assert "round 1, exchange 2: 0 of 3 devices have replied, waiting" in done.stdout
             model = json.loads((tmp_path / "fldb" / "server" / "model.json").read_text())
-            assert (model["round"], model["duels"], model["devices"]) == (1, 30, 3)
+            devices = model["devices"]  # one may be late on a busy machine
+            assert (model["round"], model["duels"]) == (1, 10 * devices)
+            assert devices >= 2  # the quorum
+            assert f"round 1, exchange 2: 0 of {devices} devices have replied" in done.stdout
             assert model["theta_sync"][1] > 0.0  # sweet
             assert (tmp_path / "fldb" / "server" / "summary.json").exists()
             wait_until(lambda: not processes_of(tmp_path), 60, "the last block stops everything")
