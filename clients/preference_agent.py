@@ -26,7 +26,7 @@ from clients.validation import (
     shortened,
 )
 from fldb_flower.bandit.directions import directions_of
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import PREFERENCES, logistic
 from fldb_flower.bandit.selection.informative import PURPOSES, duel_key
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
@@ -34,9 +34,6 @@ from fldb_flower.settings import NONE, Settings
 from fldb_flower.system.process import one_blas_thread
 
 __all__ = ["Duel", "PreferenceAgent", "Weights"]
-
-PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
-"""Values of ``preferred`` in :meth:`PreferenceAgent.record`, and their y."""
 
 EXPIRE_AFTER = 7 * 24 * 3600.0
 """Seconds within which a duel can be answered, by default."""

@@ -6,11 +6,12 @@ Symmetric matrices are sent as their upper triangle, or in another form of
 
 Broadcast vector: theta_hat (d) if statistics are requested; then theta_sync (d) and the triangle
 of W_sync, or A of FLDB-ONS (d (d + 1) / 2), if agents select arms with the server's estimate. With
-FLDB-Personal: c (d), the triangle of the sum of M_i, v and the scale.
+FLDB-Personal: c (d), the triangle of the sum of M_i, v and the scale; if V is learned, also rho and
+the triangle of R.
 Upload vector: gradient (d) and the triangle of W_new; then the Hessian's triangle and
 the loss (1), each if the broadcast requests it. Empty if no statistics are requested. With
 FLDB-Personal: the changes of c (d) and of the sum of M_i (triangle), 11 log losses, the squares
-and the members.
+and the members; if V is learned, 55 log losses, and at the end the triangle of the change of G.
 
 The ConfigRecord of a message has the header, and other integers beside it: :class:`UploadHeader`,
 :class:`DeviceRequest` and :class:`DeviceUploadHeader`.

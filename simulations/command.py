@@ -38,7 +38,6 @@ GROUPS: dict[str, dict[str, Command]] = {
         "serve": Command(
             "clients.service.__main__",
             "serve a device's duels over HTTP and on a web page",
-            extra=startup.SERVICE_EXTRA,
         ),
         "helper": Command(
             "clients.helper.__main__",

@@ -231,13 +231,11 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, **saved: Any) 
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        ends = (
-            rows[rows.iteration == rows.iteration.max()].groupby("curve").cumulative_regret.mean()
-        )
-        if len(runs.keys() & TUNED_STYLES.keys()) > 1 and ends.max() > _FAR * ends.min():
-            axes.set_yscale("log")  # the ends of the others would be near each other
+        final = rows[rows.iteration == rows.iteration.max()]
+        if len(runs.keys() & TUNED_STYLES.keys()) > 1:
+            axes.set_yscale(scale_of(final.groupby("curve").cumulative_regret.mean()))
         if name in AGAINST:
-            _draw_final(axes, AGAINST[name], rows[rows.iteration == rows.iteration.max()])
+            _draw_final(axes, AGAINST[name], final)
         else:
             plots.regret(axes, [_curve(runs[label], label, width, name) for label in runs])
         seeds = plots.errors_text([len(group) for group in runs.values()])
@@ -245,6 +243,11 @@ def _write(name: str, runs: _Runs, path: Path, width: str | None, **saved: Any) 
 
     height = 2.5 if width == "column" else 3.2
     plots.save_figure(path, paint, height=height, width=width, **saved)
+
+
+def scale_of(ends: pd.Series[float]) -> str:
+    """Return the scale of an axis: logarithmic if curves end too far apart for a linear one."""
+    return "log" if ends.max() > _FAR * ends.min() else "linear"
 
 
 def _math(label: str) -> str:

@@ -24,11 +24,12 @@ from starlette.concurrency import run_in_threadpool
 from clients.helper.sums import Helper
 from clients.service import http
 from clients.service.http import BINARY, Guard, Limiter, add_handlers, binary_body, read_token
+from clients.service.limits import LIMITS
 from fldb_flower.deployment.keys import load_helper_key
 from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.privacy.discrete import sampler
 from fldb_flower.secure.protocol import MOST_REPORTS, to_json
-from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
 
 PORT = 8378
 MOST_BYTES = 80 * 2**20
@@ -150,12 +151,13 @@ def serve(arguments: argparse.Namespace) -> None:
         public = helper.signer.public_bytes_raw().hex()
         print(f"{scheme}://{address} public key {public}", flush=True)
         options = {"timeout_graceful_shutdown": _STOP_SECONDS, **tls}
-        http.serve(create_app(helper, token), listener, http.LIMITS, Limiter(token), **options)
+        http.serve(create_app(helper, token), listener, LIMITS, Limiter(token), **options)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user error ends it with status 1 and one line on stderr."""
-    http.run(lambda: serve(_arguments(argv)))
+    with ending_in_one_line("stopped"):  # uvicorn raises the signal again after its shutdown
+        serve(_arguments(argv))
 
 
 if __name__ == "__main__":

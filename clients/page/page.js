@@ -12,7 +12,7 @@ function inRounds({ answered, counted, sent, needed, received }) {
   if (sent > counted) parts.push(`${plural(sent - counted, "answer")} uploaded, not yet confirmed by the server.`);
   if (needed) {
     const pairs = plural(needed, waiting ? "more different pair" : "different pair");
-    parts.push(waiting ? `${plural(waiting, "answer")} for the next round, which needs ${pairs}.` : `The next round needs answers about ${pairs}.`);
+    parts.push(waiting ? `${plural(waiting, "answer")} for the next round, which needs ${pairs}.` : `${sent > counted ? "The upload after this one" : "The next round"} needs answers about ${pairs}.`);
   } else if (waiting && (needed === 0 || received !== null)) {
     parts.push(`${plural(waiting, "answer")} for the next round.`);
   } else if (answered && received !== null && !parts.length) {
@@ -31,8 +31,8 @@ function spentOf({ epsilon, delta, max_epsilon, days, refused }) {
 }
 
 /** Return in words what the server can learn. */
-function privacyOf({ secure, privacy }) {
-  if (!secure) return OPEN_SUMS;
+function privacyOf({ secure, privacy, minimum }) {
+  if (!secure) return minimum ? OPEN_SUMS.replace("over them", `over answers about at least ${plural(minimum, "different pair")}`) : OPEN_SUMS;
   return "Your answers stay on this device. Its reports are encrypted, and the server obtains only sums of them with noise, " +
     "with the help of a second party, the helper. What the server learns from your reports is differentially private, " +
     "whatever it asks and however many devices cooperate with it, as long as the helper follows the protocol and keeps its keys secret. " +

@@ -11,7 +11,6 @@ if __name__ == "__main__":  # before slow imports
         found = f"error: {fldb_flower.__file__} shadows fldb-flower's package 'fldb_flower'"
         raise SystemExit(f"{found}: rename it") from None
     startup.begin()
-    startup.require("fldb serve", *startup.SERVICE_EXTRA)
 
 import argparse
 import sys
@@ -19,15 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
-from clients.service import http
-from clients.service.app import Node, create_app, load_page
-from clients.service.catalogue import read_arms
-from clients.service.http import LIMITS, Limiter, Limits, read_token
+from clients.service.limits import LIMITS, Limits
 from clients.service.models import MAX_ARMS
 from clients.vault import read_config
 from fldb_flower.bandit.selection.informative import PURPOSES
 from fldb_flower.errors import SettingsError
-from fldb_flower.system.commands import Parser, bounded
+from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
+from fldb_flower.system.startup import SERVICE_EXTRA, require
 
 PORT = 8377
 _NODE_TOKEN_MODE = 0o640  # at most: the SuperNode's user reads it as a member of the group
@@ -86,6 +83,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Run the service until a signal stops it; raise FldbError if it cannot start."""
+    from clients.service import http  # noqa: PLC0415 - needs the extra, as the next two
+    from clients.service.app import Node, create_app, load_page  # noqa: PLC0415
+    from clients.service.catalogue import read_arms  # noqa: PLC0415
+
     host, store = arguments.host, arguments.store.expanduser()
     remote = not http.is_loopback(host)
     if remote and not arguments.allow_remote:
@@ -97,11 +98,11 @@ def serve(arguments: argparse.Namespace) -> None:
     catalogue = read_arms(arguments.arms) if arguments.arms else None
     with http.listen(host, arguments.port) as listener:
         PreferenceAgent(store).close()  # if the store cannot be used, no token is created
-        token = read_token(arguments.token_file or store.with_name(f"{store.name}.token"))
+        token = http.read_token(arguments.token_file or store.with_name(f"{store.name}.token"))
         node = None
         if config is not None:
             path = arguments.node_token_file or store.with_name(f"{store.name}.node-token")
-            node = Node(config, read_token(path, _NODE_TOKEN_MODE))
+            node = Node(config, http.read_token(path, _NODE_TOKEN_MODE))
         app = create_app(
             store,
             token,
@@ -124,12 +125,17 @@ def serve(arguments: argparse.Namespace) -> None:
         print(f"http://{http.address(host, listener)}/#token={token}", flush=True)
         limits = Limits(arguments.max_connections, arguments.request_seconds)
         tokens = [token, *([] if node is None else [node.token])]
-        http.serve(app, listener, limits, Limiter(*tokens), timeout_graceful_shutdown=_STOP_SECONDS)
+        http.serve(
+            app, listener, limits, http.Limiter(*tokens), timeout_graceful_shutdown=_STOP_SECONDS
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user error ends it with status 1 and one line on stderr."""
-    http.run(lambda: serve(_arguments(argv)))
+    arguments = _arguments(argv)
+    require("fldb serve", *SERVICE_EXTRA)
+    with ending_in_one_line("stopped"):  # uvicorn raises the signal again after its shutdown
+        serve(arguments)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,13 @@ from clients.service import models
 from clients.service.catalogue import Catalogue
 from clients.service.http import (
     BINARY,
-    LIMITS,
     NOTHING,
     Guard,
     add_handlers,
     binary_body,
     status_of,
 )
+from clients.service.limits import LIMITS
 from clients.store import Forgotten, Proposal, database
 from clients.validation import Answer, FeatureNames, NamedAnswer
 from clients.vault import Vault, VaultConfig

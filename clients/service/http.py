@@ -17,11 +17,11 @@ import stat
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import h11
 import uvicorn
@@ -34,10 +34,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from clients.service.limits import LIMITS, Limits
 from clients.store import ConflictingAnswerError, DuelExpiredError, UndoError, UnknownDuelError
 from clients.validation import first_error
 from fldb_flower.errors import DataError, FldbError, OutputError, SecureError, one_line
-from fldb_flower.system.commands import ending_in_one_line
 from fldb_flower.system.files import create_file, read_file
 from fldb_flower.system.startup import leave
 
@@ -100,27 +100,6 @@ WITH_TOKEN = "with-token"
 
 # What a connection waits for.
 _HEAD, _BODY, _SERVICE, _READER = "a request's head", "its body", "the reply", "the client to read"
-
-
-class Limits(NamedTuple):
-    """Limits that keep one client from blocking the others.
-
-    If there are more connections, the one that has waited longest is closed: for a request, for its
-    body, or for replies to be read. A connection is kept while the service works on a request with
-    the token. If all connections are kept, the new one is refused with status 503.
-    """
-
-    connections: int = 100
-    seconds: float = 20.0  # for a request's head, for its body, and to read 64 kB of replies
-
-
-LIMITS = Limits()
-
-
-def run(serve: Callable[[], None]) -> None:
-    """Run a service; a signal ends it with one line, and a user error with status 1 as well."""
-    with ending_in_one_line("stopped"):  # uvicorn raises the signal again after its shutdown
-        serve()
 
 
 def listen(host: str, port: int) -> socket.socket:

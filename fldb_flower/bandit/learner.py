@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fldb_flower.bandit.features import Features, mean_squares
 from fldb_flower.bandit.newton import Loss, minimise
-from fldb_flower.bandit.preference import logistic, residuals
+from fldb_flower.bandit.preference import PREFERENCES, logistic, residuals
 from fldb_flower.bandit.selection.informative import PURPOSES, duel_key, most_informative
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
@@ -33,6 +33,7 @@ _LARGEST = 1e100  # largest argument: sums of squares are finite
 _WIDTH, _WIDTH_OF_CHANGING = 0.75, 2.5  # default widths of the confidence interval
 _FORGOTTEN = 100  # half-lives after which the weight of a duel decreases no further
 _ANSWERS = "1 (first arm preferred), 0 (second), 0.5 (tie), or between 0 and 1"
+_WORDS = "or 'first', 'second' or 'tie'"
 
 _Names: TypeAlias = Sequence[str] | None
 _Mean: TypeAlias = tuple[FloatArray, float]  # (d,), and the weight, which is K - 1 of an offer
@@ -257,7 +258,7 @@ class DuelingBandit:
             start = self.coef_[0]
         return self._learn(duels, start, self._offers)._adopt(names)
 
-    def record(self, first: ArrayLike, second: ArrayLike, preferred: float) -> Self:
+    def record(self, first: ArrayLike, second: ArrayLike, preferred: float | str) -> Self:
         """Learn from the answer to one duel.
 
         Parameters
@@ -265,7 +266,7 @@ class DuelingBandit:
         first, second : array_like of shape (d,), or label
             Features of the two arms, such as rows of a DataFrame; or labels of the DataFrame that
             :meth:`propose` got last.
-        preferred : float
+        preferred : float or {"first", "second", "tie"}
             1 if the first arm was preferred, 0 if the second was, 0.5 for a tie.
 
         Returns
@@ -284,8 +285,10 @@ class DuelingBandit:
         other, others = self._arm(second, "second", names)
         if len(one) != len(other):
             raise ValueError(f"second has {len(other)} features: must be {len(one)}, as first")
+        if isinstance(preferred, str):
+            preferred = PREFERENCES.get(preferred, preferred)
         if not isinstance(preferred, Real | np.bool) or not 0.0 <= preferred <= 1.0:
-            raise _invalid("preferred", preferred, _ANSWERS)
+            raise _invalid("preferred", preferred, f"{_ANSWERS}, {_WORDS}")
         self.partial_fit([one - other], [float(preferred)])
         return self._adopt(names or others)
 

@@ -11,6 +11,9 @@ first arm won, 0 where the second did, and 0.5 for a tie (half a win each).
 from fldb_flower.linalg.arrays import Array, namespace
 from fldb_flower.linalg.linear import Form
 
+PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
+"""Preferences by their words in Python and in the HTTP interface of devices."""
+
 _LEAST = -708.0  # exp(708) is finite
 _BLOCK = 4096  # duels whose features fit in the cache
 

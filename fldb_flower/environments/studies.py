@@ -131,14 +131,7 @@ def _read(file: Path, parse: Callable[[bytes], _T]) -> _T:
 
 
 def columns_of(header: Iterable[object]) -> list[str]:
-    """Return the names of columns of answers in lower case, other common names replaced.
-
-    Examples
-    --------
-    >>> from fldb_flower.environments.studies import columns_of
-    >>> columns_of(["Person", "item_a", "item_b", "winner"])
-    ['person', 'first', 'second', 'preference']
-    """
+    """Return the names of columns of answers in lower case, other common names replaced."""
     names = [str(name).strip().lower().replace(" ", "_") for name in header]
     aliases = _ALIASES if "loser" in names else {**_ALIASES, "winner": "preference"}
     return [aliases.get(name, name) for name in names]
@@ -151,12 +144,6 @@ def shares(
 
     An answer is a number from 0 (second) to 1 (first), ``first``, ``second``, ``tie``, or the name
     of one of the two items. What could be both is a name if other answers can only be names.
-
-    Examples
-    --------
-    >>> from fldb_flower.environments.studies import shares
-    >>> shares(["tea", "tie", "0.25", "mate"], ["tea"] * 4, ["milk"] * 4)
-    [1.0, 0.5, 0.25, None]
     """
     pairs = zip(answers, firsts, seconds, strict=True)
     named = [float(answer == one) if answer in {one, two} else None for answer, one, two in pairs]

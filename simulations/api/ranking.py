@@ -335,7 +335,7 @@ def _notes(data: Comparisons) -> Iterator[str]:
     linked[data.first, data.second] = linked[data.second, data.first] = 1.0
     np.add.at(won, (data.first, data.second), data.times * data.preference)
     np.add.at(won, (data.second, data.first), data.times * (1.0 - data.preference))
-    groups = _classes(_reachable(linked))
+    groups = _groups(linked)
     if len(groups) > 1:
         sizes = ", ".join(_names(data, group) for group in groups[:3])
         more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
@@ -353,13 +353,14 @@ def _notes(data: Comparisons) -> Iterator[str]:
             )
     clear = 2.0 * np.sqrt(won + won.T)  # two standard errors of the lead, if both are equal
     beats = (won - won.T > clear).astype(float)
-    cyclic = [group for group in _classes(_reachable(beats + np.eye(size))) if len(group) > 2]
-    if cyclic:
-        cycle = " > ".join(data.items[item] for item in _cycle(beats, cyclic[0]))
+    cyclic = (beats @ beats) * beats.T  # from the first to the third item of a cycle of three
+    if cyclic.any():
+        first, third = np.argwhere(cyclic)[0]
+        second = int(np.argmax(beats[first] * beats[:, third]))
+        cycle = " > ".join(data.items[item] for item in (first, second, third, first))
         yield (
-            f"cycles: {sum(map(len, cyclic))} items are in cycles of clear majorities, such as"
-            f" {cycle}."
-            " One utility per item cannot express a cycle"
+            f"cycles: {cyclic.any(axis=1).sum()} items are in cycles of three clear majorities,"
+            f" such as {cycle}. One utility per item cannot express a cycle"
         )
     if len(data.people) > 1 and (each := data.times.sum() / len(data.people)) < ENOUGH:
         yield (
@@ -400,33 +401,9 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _reachable(links: Array) -> Array:
-    """Return, for each item, the items that can be reached along links, including itself."""
-    while True:
-        longer = ((links @ links) > 0).astype(float)
-        if (longer == links).all():
-            return links
+def _groups(links: Array) -> list[Array]:
+    """Return the groups of items that links connect, (items, items), the largest first."""
+    while ((longer := ((links @ links) > 0).astype(float)) != links).any():
         links = longer
-
-
-def _classes(reachable: Array) -> list[Array]:
-    """Return the groups of items that reach each other, the largest first."""
-    mutual = reachable * reachable.T
-    groups = [np.flatnonzero(row) for row in np.unique(mutual, axis=0)]
+    groups = [np.flatnonzero(row) for row in np.unique(links, axis=0)]
     return sorted(groups, key=lambda group: (-len(group), group[0]))
-
-
-def _cycle(beats: Array, group: Array) -> list[int]:
-    """Return a shortest cycle through the first item of a group, which is repeated at the end."""
-    start = int(group[0])
-    paths, seen = [[start]], {start}
-    while True:  # breadth first; the group is strongly connected
-        longer = []
-        for path in paths:
-            for item in np.flatnonzero(beats[path[-1]]).tolist():
-                if item == start:
-                    return [*path, start]
-                if item not in seen:
-                    seen.add(item)
-                    longer.append([*path, item])
-        paths = longer

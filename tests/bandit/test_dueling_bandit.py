@@ -242,6 +242,13 @@ def test_scikit_learn_clones_and_validates():
     assert search.best_params_ == {"ridge": 0.1}
 
 
+def test_answers_may_be_words():
+    arms, words = [[1.0, 0.2], [0.1, 0.9]], {"first": 1.0, "second": 0.0, "tie": 0.5}
+    for word, number in words.items():
+        one, other = (fldb.DuelingBandit().record(*arms, each) for each in (word, number))
+        np.testing.assert_array_equal(one.coef_, other.coef_)
+
+
 LABELS = "0 and 1 say which arm was preferred; other labels are errors"
 NOT_APPLICABLE = {
     "check_estimators_dtypes": LABELS,
@@ -337,7 +344,7 @@ INVALID = {  # method, arguments, the error
         ((GOOD[0], GOOD[1], HUGE), f"preferred={LONG}: must be 1"),
         ((GOOD[0], GOOD[1], np.ma.masked), "preferred=masked: must be 1"),
         ((GOOD[0], GOOD[1], 2), "preferred=2: must be"),
-        ((GOOD[0], GOOD[1], "first"), "preferred='first': must be"),
+        ((GOOD[0], GOOD[1], "left"), "preferred='left': must be"),
         ((GOOD[0], GOOD[1], np.nan), "preferred=nan: must be"),
     ],
     "propose": [

@@ -780,6 +780,8 @@ PROGRESS = [
      " more different pairs."),
     ({"answered": 9, "sent": 9, "received": 1}, "9 answers uploaded, not yet confirmed by the"
      " server."),
+    ({"answered": 6, "sent": 6, "needed": 3, "received": 1}, "6 answers uploaded, not yet confirmed"
+     " by the server. The upload after this one needs answers about 3 different pairs."),
     ({"answered": 9, "sent": 9, "counted": 9, "received": 1}, "All answers are counted."),
     ({"answered": 9, "sent": 7, "counted": 5, "needed": 4, "received": 1}, "2 answers uploaded,"
      " not yet confirmed by the server. 2 answers for the next round, which needs 4 more"
@@ -857,7 +859,11 @@ def test_texts_by_hand(page, start):
     assert call("inWords", None) == "never"
     plain = call("privacyOf", {"secure": False, "privacy": None})
     assert texts(page, "header p") == [plain]
-    assert "devices" not in plain
+    assert plain.endswith(
+        "the operator of the server can compute what you prefer, and single answers."
+    )
+    known = call("privacyOf", {"secure": False, "privacy": None, "minimum": 9})
+    assert "Only sums over answers about at least 9 different pairs are sent. From" in known
     spent = {"epsilon": 1.8122, "delta": 1e-6, "max_epsilon": 3, "days": None, "refused": False}
     secure = call("privacyOf", {"secure": True, "privacy": spent})
     assert [sentence.strip() for sentence in re.split(r"\.(?= |$)", secure)] == [

@@ -12,10 +12,20 @@ import pytest
 from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from test_devices import Federation
+from test_shares import posterior
 
 from clients.store import DuelStore
-from fldb_flower.linalg.linear import unpack_symmetric
-from fldb_flower.wire import DeviceUploadHeader
+from fldb_flower.bandit.estimate import scale_of
+from fldb_flower.federation.exchange import Broadcast, ShareUpload
+from fldb_flower.linalg.linear import Form, unpack_symmetric
+from fldb_flower.settings import from_flat
+from fldb_flower.wire import (
+    BroadcastHeader,
+    DeviceUploadHeader,
+    decode_broadcast,
+    decode_upload,
+    unpack_vector,
+)
 
 DOC = (Path(__file__).parents[2] / "docs" / "deployment" / "messages.md").read_text()
 D = 3
@@ -27,10 +37,15 @@ class Recorded(Federation):
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
         self.replies: list[Any] = []
+        self.broadcasts: list[Broadcast] = []  # of the replies
         self.private: list[bytes] = []
         deliver = self.grid.deliver
 
         def recording(message):
+            header = BroadcastHeader.from_config(message.content["config"])
+            vector = unpack_vector(message.content["arrays"])
+            self.broadcasts.append(decode_broadcast(vector, header, Form(D)))
+            assert vector.size == self.broadcasts[-1].sizes(Form(D))[1]
             reply = deliver(message)
             self.replies.append(reply)
             return reply
@@ -69,8 +84,26 @@ def fields(section: str) -> set[str]:
     return set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
 
 
-def test_an_upload_contains_only_the_documented_fields(tmp_path):
-    federation = Recorded(tmp_path, min_duels=5)
+def lengths(algorithm: str, column: int) -> list[int]:
+    """Return the numbers in each part of the vector, from the table of an algorithm."""
+    pattern = rf"^\| part \|[^|]*{algorithm}.*?\n(.*?)\n\n"
+    (table,) = re.findall(pattern, DOC, re.DOTALL | re.MULTILINE)
+    cells = [line.strip("| ").split(" | ")[column].split(";")[0] for line in table.splitlines()[1:]]
+    sizes = {"$d$": D, "$d(d+1)/2$": D * (D + 1) // 2, "as part 2": D * (D + 1) // 2, "none": 0}
+    return [sizes[cell] if cell in sizes else int(cell) for cell in cells]
+
+
+@pytest.mark.parametrize(
+    ("options", "table", "column"),
+    [
+        ({}, "FLDB-ONS", 2),
+        ({"algorithm": "fldb_personal"}, "FLDB-Personal", 2),
+        ({"algorithm": "fldb_personal", "personal-structure": "isotropic"}, "FLDB-Personal", 3),
+    ],
+)
+def test_an_upload_contains_only_the_documented_fields(tmp_path, options, table, column):
+    documented = [length for length in lengths(table, column) if length]
+    federation = Recorded(tmp_path, min_duels=5, **options)
     for device in range(3):
         federation.answer(device, 8)
     for count in (6, 30):
@@ -78,8 +111,8 @@ def test_an_upload_contains_only_the_documented_fields(tmp_path):
         for device in range(3):
             federation.answer(device, count)
     federation.serve()
-    lengths = set()
-    for reply in federation.replies:
+    sizes = set()
+    for broadcast, reply in zip(federation.broadcasts, federation.replies, strict=True):
         text = wire(reply)
         assert not [word for word in federation.private if word in text]
         vector, config = reply.content["arrays"], reply.content["config"]
@@ -88,12 +121,13 @@ def test_an_upload_contains_only_the_documented_fields(tmp_path):
         )  # fmt: skip
         assert len(config["header"]) == len(DeviceUploadHeader._fields)
         size = vector["0"].shape[0]
-        assert size in {0, D + D * (D + 1)}
         if size:
+            assert size == sum(documented)
+            assert broadcast.lengths(Form(D)) == documented
             objects = get_all_nested_objects(reply.content).values()
-            lengths.add(sum(len(each.deflate()) for each in objects))
+            sizes.add(sum(len(each.deflate()) for each in objects))
     # Its size does not grow with the number of duels.
-    assert len(lengths) == 1
+    assert len(sizes) == 1
     assert {reply.content["config"]["header"][0] for reply in federation.replies} >= {8, 6, 30}
     assert fields("What reaches the server") == {
         "arrays.0",
@@ -139,3 +173,52 @@ def test_fewer_duels_than_dimensions_reveal_the_space_that_they_span(tmp_path):
     values, directions = np.linalg.eigh(information)
     assert values[0] == pytest.approx(0, abs=1e-12 * values[-1])
     np.testing.assert_allclose(secret.differences @ directions[:, 0], 0, atol=1e-9)
+
+
+def test_the_server_can_compute_a_persons_weights(tmp_path):
+    """Plain uploads of FLDB-Personal: from a share and the broadcast, theta_i follows.
+
+    The server inverts ``M = (I + H V)^-1 H`` and ``m = (I + H V)^-1 b``, and minimises the second
+    order expansion of the loss at theta_i plus the prior. Its minimiser is theta_i itself.
+    """
+    federation = Recorded(tmp_path, devices=3, min_duels=9, algorithm="fldb_personal")
+    for count in (12, 10, 15):
+        for device in range(3):
+            federation.answer(device, count)
+        federation.serve()
+    zeros = np.zeros((D, D))
+    nothing = ShareUpload(0, zeros, np.zeros(D), np.zeros(55), 0.0, 0.0, zeros)
+    shares, attacked = {}, 0
+    ridge = from_flat(federation.config, "a test").personal_ridge
+    for broadcast, reply in zip(federation.broadcasts, federation.replies, strict=True):
+        vector, config = unpack_vector(reply.content["arrays"]), reply.content["config"]
+        if not vector.size:
+            continue
+        # What the server knows: the broadcast, this reply, and the earlier ones of the device.
+        header = DeviceUploadHeader.from_counts(config["header"])
+        change = decode_upload(vector, header.num_duels, broadcast, Form(D))
+        own, prior = shares.get(config["device"], nothing), broadcast.play.estimate
+        share = shares[config["device"]] = ShareUpload(
+            *(a + b for a, b in zip(own[:7], change[:7], strict=True))
+        )
+        scale = prior.scale or float(scale_of(change.squares / change.num_duels))
+        v, every = prior.covariance() / scale, np.eye(D)
+        others = prior.precision - own.precision + ridge * scale * every
+        hessian = np.linalg.solve(every - share.precision @ v, share.precision)
+        linear = (every + hessian @ v) @ share.shift
+        mean = np.linalg.solve(others, prior.shift - own.shift)
+        q = np.linalg.inv(np.linalg.inv(others) + v)
+        theta = np.linalg.solve(q + hessian, q @ mean + linear)
+        # The truth: the answers, which only the device knows.
+        for path in federation.stores:
+            with DuelStore(path) as store:
+                if store.device_id == config["device"]:
+                    secret = store.evidence(0, header.end)
+        true = posterior(secret.differences, secret.preferences, q, mean)
+        for found, expected in zip((theta, hessian, hessian @ theta - linear), true, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+        # g is known with its sign, so the change of g g^T reveals nothing more. Without M and m,
+        # the first upload would reveal g up to its sign.
+        np.testing.assert_allclose(share.scatter, np.outer(true[2], true[2]), rtol=1e-6, atol=1e-9)
+        attacked += 1
+    assert attacked == 9

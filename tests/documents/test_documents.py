@@ -134,6 +134,15 @@ def test_the_headline_compares_tuned_widths():
         assert f"{np.mean(run['exchanges']):,.0f}" in page
 
 
+def test_the_readme_compares_with_the_better_way_of_learning_alone():
+    study = measured.load()["personal"]["studies"]["GermanParties2009"]
+    alone = min(np.mean(study[f"{name}_tuned"]["regret"]) for name in ("ldb", "alone"))
+    own = np.mean(study["personal_tuned"]["regret"])
+    page = " ".join((ROOT / "README.md").read_text().split())
+    assert f"learning alone {alone:.2f} ±" in page
+    assert f"FLDB-Personal has a regret of {own:.2f} ±" in page
+
+
 def test_the_bytes_of_an_exchange():
     """d = 5: vectors have 5 numbers of 8 bytes, symmetric matrices 15.
 

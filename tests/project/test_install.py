@@ -49,7 +49,8 @@ def test_a_device_imports_nothing_else():
         f"        if name.partition('.')[0] in {hidden}:\n"
         "            raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Hiding())\n"
-        "import clients.device, clients.service.__main__, fldb_flower.client_app\n"
+        "import clients.device, clients.service.app, clients.service.__main__\n"
+        "import fldb_flower.client_app\n"
         "import clients.helper.__main__\n"
         "import fldb_flower.deployment.__main__, simulations.command\n"
     )

@@ -16,9 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clients.device import DeviceAgent, Limits
-from clients.store import DuelStore
+from clients.learning import PersonalLearner
+from clients.store import DuelStore, Evidence
 from fldb_flower.bandit import preference
-from fldb_flower.bandit.estimate import Estimate
+from fldb_flower.bandit.estimate import CommonPrior, Estimate
 from fldb_flower.errors import DataError
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
@@ -132,6 +133,43 @@ def test_six_duels_in_three_dimensions_are_not_unique_with_one():
             other = other - np.linalg.lstsq(slope(other), equations(other), rcond=None)[0]
     np.testing.assert_allclose(equations(other), 0.0, atol=1e-10)
     assert np.abs(preferred(other.reshape(6, 3), y) - preferred(x, y)).max() > 0.05
+
+
+def test_log_losses_of_a_learned_shape_determine_nine_duels():
+    """FLDB-Personal, d=3: a search that starts near the duels finds them from one upload.
+
+    27 unknowns, the preferred minus the other arm of each duel, and 65 equations.
+    """
+    rng, d, n = np.random.default_rng(2), 3, 9
+    chosen = from_flat({"mode": "devices", "algorithm": "fldb_personal", "dimension": d}, "a test")
+    others, root = rng.standard_normal((40, d)), rng.standard_normal((d, d))
+    precision, shape = others.T @ others, root @ root.T
+    shift, shape = precision @ rng.standard_normal(d) / 2, d / np.trace(shape) * shape
+    prior = CommonPrior(precision, shift, 0.1, 1.0, shape, 0.3)
+
+    def evidence(x):
+        return Evidence(np.arange(len(x)), x, np.ones(len(x)), np.full(len(x), math.nan))
+
+    def sent(flat):
+        x = flat.reshape(n, d)
+        share = PersonalLearner(chosen, prior).share(evidence(x[:0]), evidence(x))
+        upper = np.triu_indices(d)
+        return np.concatenate([share.shift, share.precision[upper], share.losses, [share.squares]])
+
+    def length(flat):
+        return np.linalg.norm(sent(flat) - upload)
+
+    x = rng.standard_normal(n * d)
+    upload, found = sent(x), x + 0.02 * rng.standard_normal(n * d)
+    for _ in range(12):  # Levenberg and Marquardt
+        columns = [(sent(found + e) - sent(found - e)) / 2e-5 for e in 1e-5 * np.eye(n * d)]
+        damped = np.vstack([np.stack(columns, axis=1), 1e-3 * length(found) * np.eye(n * d)])
+        rest = np.concatenate([sent(found) - upload, np.zeros(n * d)])
+        step = np.linalg.lstsq(damped, rest, rcond=None)[0]
+        while length(found - step) > length(found) and np.abs(step).max() > 1e-9:
+            step = step / 2
+        found = found - step
+    np.testing.assert_allclose(found, x, atol=1e-6)
 
 
 def test_gradients_at_many_points_reveal_every_duel(tmp_path):

@@ -263,6 +263,12 @@ def drawn(curves, size=(3.25, 2.4)):
     return axes
 
 
+def test_only_curves_that_end_far_apart_have_a_logarithmic_axis():
+    """MovieLens (Fig. 1d) ends from 356 to 490, and Fig. 1b from 11 to 262."""
+    assert figures.scale_of(pd.Series([490.0, 356.0, 370.0])) == "linear"
+    assert figures.scale_of(pd.Series([262.0, 11.0, 14.0])) == "log"
+
+
 def test_bands_show_the_standard_error_worked_by_hand():
     axes = drawn([Curve("ldb", [[1, 3], [3, 9]])])  # means 2 and 6, |a - b| / 2 = 1 and 3
     assert axes.lines[0].get_ydata().tolist() == [2, 6]

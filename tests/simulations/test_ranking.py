@@ -166,7 +166,9 @@ def test_notes_name_groups_items_without_a_loss_or_a_win_and_cycles() -> None:
     assert groups.startswith("2 groups of items were never compared with each other: a, b, c, d")
     assert lost.startswith("never lost: e.")
     assert won.startswith("never won: d, f.")
-    assert cycles.startswith("cycles: 3 items are in cycles of clear majorities, such as a > b > c")
+    assert cycles.startswith(
+        "cycles: 3 items are in cycles of three clear majorities, such as a > b"
+    )
     assert not rank_items(table("winner,loser a,b b,a b,c c,b")).notes
 
 

@@ -299,3 +299,6 @@ def test_a_missing_extra_is_named_with_its_command(tmp_path):
         (line,) = done.stderr.splitlines()
         assert line.startswith("error: ")
         assert f" needs the {extra} extra: pip install -e '.[{extra}]'" in line
+        if command[0] == "clients.service":  # its help needs no extra
+            shown = python("-m", command[0], "--help", cwd=tmp_path, first=tmp_path)
+            assert shown.stdout.startswith("usage: python -m clients.service"), shown.stderr

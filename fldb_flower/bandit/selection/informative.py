@@ -35,18 +35,6 @@ def most_informative(
 
     ``known`` returns whether a pair was asked, and n, how often it was answered. Pairs that were
     not asked come first. The arm with the larger predicted reward is the first one.
-
-    Examples
-    --------
-    The first and the last arm differ most. Once they were asked, the others come first:
-
-    >>> import numpy as np
-    >>> from fldb_flower.bandit.selection.informative import most_informative
-    >>> arms, theta = np.array([[0.0], [1.0], [3.0]]), np.zeros(1)
-    >>> most_informative(arms, theta, np.eye(1), lambda one, other: (False, 0))
-    (0, 2)
-    >>> most_informative(arms, theta, np.eye(1), lambda one, other: ({one, other} == {0, 2}, 0))
-    (1, 2)
     """
     step = tie_step(arms[None], theta, whitener, 1.0)  # raises if scores overflow
     drawn = np.arange(len(arms))
