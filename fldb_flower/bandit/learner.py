@@ -44,12 +44,12 @@ class NotFittedError(ValueError, AttributeError):
 
 
 def _not_fitted() -> Exception:
-    """Return the error of a method that needs an estimate, scikit-learn's if it is imported."""
+    """Return the error of a method that needs an estimate; scikit-learn's too if imported."""
     line = "this DuelingBandit has no estimate yet: call fit or record first"
     if sys.modules.get("sklearn"):
         from sklearn.exceptions import NotFittedError as SklearnsError  # noqa: PLC0415
 
-        error: Exception = SklearnsError(line)
+        error: Exception = type("NotFittedError", (NotFittedError, SklearnsError), {})(line)
         return error
     return NotFittedError(line)
 
