@@ -16,32 +16,51 @@ TYPE_CHECKING = False  # commands install signal handlers before slow imports su
 if TYPE_CHECKING:
     from typing import Any
 
-    from fldb_flower.bandit.learner import DuelingBandit
+    from fldb_flower.bandit.learner import DuelingBandit, NotFittedError
     from fldb_flower.catalogue import (
         register_algorithm,
         register_environment,
         register_selection,
     )
-    from fldb_flower.errors import FldbError, SettingsError
+    from fldb_flower.errors import (
+        CheckpointError,
+        ConvergenceError,
+        DataError,
+        FederationError,
+        FldbError,
+        OutputError,
+        PrivacyError,
+        SettingsError,
+    )
     from simulations.api.ranking import Ranking, rank_items
     from simulations.api.runs import Callback, Result, load, run
     from simulations.api.sweeps import SweepError, sweep
 
 # Imported on first use: `import fldb_flower` is in every process of Flower.
 _MODULES = {
-    "fldb_flower.bandit.learner": ("DuelingBandit",),
+    "fldb_flower.bandit.learner": ("DuelingBandit", "NotFittedError"),
     "simulations.api.ranking": ("Ranking", "rank_items"),
     "fldb_flower.catalogue": ("register_algorithm", "register_environment", "register_selection"),
-    "fldb_flower.errors": ("FldbError", "SettingsError"),
+    "fldb_flower.errors": (
+        "CheckpointError",
+        "ConvergenceError",
+        "DataError",
+        "FederationError",
+        "FldbError",
+        "OutputError",
+        "PrivacyError",
+        "SettingsError",
+    ),
     "simulations.api.runs": ("Callback", "Result", "load", "run"),
     "simulations.api.sweeps": ("SweepError", "sweep"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "Callback", "DuelingBandit", "FldbError", "Ranking", "Result", "SettingsError", "SweepError",
-    "load", "rank_items", "register_algorithm", "register_environment", "register_selection", "run",
-    "sweep",
+    "Callback", "CheckpointError", "ConvergenceError", "DataError", "DuelingBandit",
+    "FederationError", "FldbError", "NotFittedError", "OutputError", "PrivacyError", "Ranking",
+    "Result", "SettingsError", "SweepError", "load", "rank_items", "register_algorithm",
+    "register_environment", "register_selection", "run", "sweep",
 ]  # fmt: skip
 
 

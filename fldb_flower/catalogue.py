@@ -164,37 +164,37 @@ def register_algorithm(
         Estimate by which agents select: the server's, their own, their own with a prior, or none.
         With ``pooled``, the class attribute ``policy`` selects for all (``engine=vectorized``).
     keeps_duels : bool
-        Whether agents keep counted duels, for exchanges with ``scope="all"``.
+        Whether agents keep counted duels. If not, ``scope="all"`` means the fresh duels only.
     online : bool
         Whether a round needs only its fresh duels. ``mode=devices`` and ``robust`` require it.
     scheduled : bool
-        Whether ``tau`` and ``schedule`` determine the rounds, and results depend on them.
+        Whether ``tau`` and ``schedule`` have an effect. If not, a sweep over them runs one job.
     exchanges : {"none", "one", "several_first", "several"}
-        Exchanges of statistics in a round; ``several_first``: one except in the first round.
+        Exchanges of statistics in a round; ``several_first``: one except in the first round, as
+        ``first_round`` requires. ``privacy.epsilon`` requires one.
 
     Returns
     -------
     callable
         Decorator of a subclass of :class:`fldb_flower.algorithms.base.Algorithm`.
 
+    Raises
+    ------
+    SettingsError
+        The name is the package's own or not in snake_case, or another value is invalid.
+
     Examples
     --------
-    Online gradient descent with half the step size of FLDB-OGD:
-
     >>> import fldb_flower as fldb
     >>> from fldb_flower.algorithms.ogd import FLDBOGD
-    >>> @fldb.register_algorithm("slow_ogd", online=True)
-    ... class SlowOGD(FLDBOGD):
+    >>> @fldb.register_algorithm("last_ogd", online=True, exchanges="several_first")
+    ... class LastOGD(FLDBOGD):  # selects with the last theta_hat instead of the mean
     ...     def step(self, upload, round_):
     ...         changed = super().step(upload, round_)
-    ...         return {**changed, "theta_hat": (self.theta_hat + changed["theta_hat"]) / 2}
-    >>> fldb.run(algorithm="slow_ogd", num_agents=5, horizon=20).summary["exchanges"] > 0
-    True
+    ...         return {**changed, "theta_sync": changed["theta_hat"]}
     """
-    return ALGORITHMS.register(
-        name, agents=agents, keeps_duels=keeps_duels, online=online, scheduled=scheduled,
-        exchanges=exchanges,
-    )  # fmt: skip
+    facts = {"keeps_duels": keeps_duels, "online": online, "scheduled": scheduled}
+    return ALGORITHMS.register(name, agents=agents, exchanges=exchanges, **facts)
 
 
 def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T]:
@@ -205,7 +205,9 @@ def register_environment(name: str, *, implies: bool = False) -> Callable[[T], T
     name : str
         Value of the setting ``environment``, in snake_case.
     implies : bool
-        Whether its data determine settings that are ``auto``.
+        Whether the class has a static method ``implied(settings)``, which returns values of
+        ``num_agents``, ``horizon``, ``dimension`` and ``environment.play`` where they are ``auto``,
+        as a dict by name. Without it, the first three are 100, 500 and 5.
 
     Returns
     -------

@@ -40,7 +40,7 @@ class SettingsError(FldbError):
     >>> from fldb_flower.settings import Settings
     >>> Settings(num_arms=1)
     Traceback (most recent call last):
-    fldb_flower.errors.SettingsError: num_arms=1 (from Python): must be at least 2...
+    fldb_flower.errors.SettingsError: num_arms=1 (from Python): must be from 2...
     """
 
 

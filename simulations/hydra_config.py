@@ -57,11 +57,12 @@ def store_settings(folders: Sequence[str] = ()) -> None:
 def check_words(words: Sequence[str]) -> None:
     """Raise a SettingsError if an argument is neither an override nor one of Hydra's options."""
     defaults = {entry.dotted: entry.default for entry in hydra_entries()}
-    for word in words:
+    for word, following in zip(words, [*words[1:], "="], strict=False):
         plain, _, value = word.lstrip("-").partition("=")
         name = plain.replace("-", "_")
         if name in defaults and (word.startswith("-") or "=" not in word):
-            example = f"{name}={value or defaults[name]}"
+            value = value or (defaults[name] if "=" in following else following)
+            example = f"{name}={value}"
             raise SettingsError(f"{word} {_HERE}: write a setting as {example}")
         if word[:1] != "~" and (not plain or word[:1] == "-" or "=" not in word):
             kind = "option" if word[:1] == "-" else "setting"

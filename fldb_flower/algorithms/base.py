@@ -60,10 +60,10 @@ class Algorithm(ABC):
     The mean difference between winners and losers, in five lines. At theta = 0, the gradient
     of the loss is the sum of ``-(y - 1/2) phi``, because mu(0) = 1/2:
 
-    >>> from fldb_flower.algorithms import Algorithm, run_algorithm
-    >>> from fldb_flower.catalogue import ALGORITHMS
+    >>> import fldb_flower as fldb
+    >>> from fldb_flower.algorithms import Algorithm
     >>> from fldb_flower.federation.exchange import Broadcast
-    >>> @ALGORITHMS.register("mean_winner")
+    >>> @fldb.register_algorithm("mean_winner", keeps_duels=True, exchanges="one")
     ... class MeanWinner(Algorithm):
     ...     def learn(self, federation, round_):
     ...         zero = 0.0 * self.theta_sync
@@ -72,9 +72,8 @@ class Algorithm(ABC):
 
     It is now a value of the setting ``algorithm``:
 
-    >>> from fldb_flower.settings import Settings
-    >>> Settings(algorithm="mean_winner").algorithm
-    'mean_winner'
+    >>> fldb.run(algorithm="mean_winner", num_agents=5, horizon=20).summary["exchanges"]
+    5
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -133,7 +132,7 @@ class Algorithm(ABC):
         self.arrays = {**self.arrays, **changed}
         federation.history.heterogeneity = self.heterogeneity
         federation.history.directions = self.directions
-        federation.acknowledge()
+        federation.acknowledge(f"{type(self).__name__}.learn")
 
     def _check(self, changed: Any, method: str) -> None:
         """Raise a DataError unless a method returned arrays of the state."""

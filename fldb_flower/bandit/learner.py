@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fldb_flower.bandit.features import Features, mean_squares
 from fldb_flower.bandit.newton import Loss, minimise
-from fldb_flower.bandit.preference import PREFERENCES, logistic, residuals
-from fldb_flower.bandit.selection.informative import PURPOSES, duel_key, most_informative
+from fldb_flower.bandit.preference import PREFERENCES, duel_key, logistic, residuals
+from fldb_flower.bandit.selection.informative import PURPOSES, most_informative
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS
@@ -44,12 +44,12 @@ class NotFittedError(ValueError, AttributeError):
 
 
 def _not_fitted() -> Exception:
-    """Return the error of a method that needs an estimate, scikit-learn's if it is imported."""
+    """Return the error of a method that needs an estimate; scikit-learn's too if imported."""
     line = "this DuelingBandit has no estimate yet: call fit or record first"
     if sys.modules.get("sklearn"):
         from sklearn.exceptions import NotFittedError as SklearnsError  # noqa: PLC0415
 
-        error: Exception = SklearnsError(line)
+        error: Exception = type("NotFittedError", (NotFittedError, SklearnsError), {})(line)
         return error
     return NotFittedError(line)
 

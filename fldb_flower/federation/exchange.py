@@ -24,6 +24,7 @@ from fldb_flower.bandit.estimate import (
     private_prior,
 )
 from fldb_flower.bandit.limits import factors, typical_share_sizes, typical_sizes, weights_of
+from fldb_flower.errors import DataError
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.arrays import LARGEST, Array
 from fldb_flower.linalg.linear import Form
@@ -412,14 +413,21 @@ class Federation(ABC):
         self.history.count_exchange(iterations, learns=broadcast.learns)
         return upload
 
-    def acknowledge(self) -> None:
+    def acknowledge(self, learner: str = "a round") -> None:
         """Count the last upload: its duels are no longer fresh, and its outcomes are recorded.
 
         The next broadcast carries the acknowledgement. Until then agents keep the duels.
+
+        Raises
+        ------
+        DataError
+            There was no exchange since the last call. The message names the ``learner``.
         """
-        assert self._last is not None, "nothing was exchanged yet"
+        if self._last is None:
+            raise DataError(f"{learner} made no exchange: call federation.exchange(...)")
         for outcomes in self._last.outcomes:
             self.history.add_outcomes(*outcomes)
+        self._last = None
         self.mark_counted()
         self.history.count_round()
 

@@ -48,10 +48,14 @@ class Limits(NamedTuple):
         return self.minimum <= number <= self.maximum and number != self.excluded
 
     def __str__(self) -> str:
+        least, most = (f"{x:,.0f}" if 1e4 <= x < 1e9 else f"{x:g}" for x in self[:2])
+        if self.maximum == MAX_INTEGER:
+            return f"at least {least}"
+        if self.excluded is None:
+            return f"from {least} to {most}"
         low = "above" if self.minimum == self.excluded else "at least"
         high = "below" if self.maximum == self.excluded else "at most"
-        most = "9.2e18" if self.maximum == MAX_INTEGER else f"{self.maximum:g}"
-        return f"{low} {self.minimum:g} and {high} {most}"
+        return f"{low} {least} and {high} {most}"
 
 
 MIN_REAL, MAX_REAL = 1e-100, 1e100  # products and squares of two such numbers are finite
@@ -132,8 +136,11 @@ class Entry:
             value, valid = self.kind(value), str(self.limits)
             if self.limits.contain(value):
                 return value
+            if value > MAX_INTEGER == self.limits.maximum:
+                valid = "at most 9.2e18"
         else:
-            valid = " or ".join([f"{valid}, {self.limits}", *self.words])
+            words = f", or {' or '.join(self.words)}" if self.words else ""
+            valid = f"{valid}, {self.limits}{words}"
         why = f" ({self.limits.why})" if self.limits.why else ""
         raise SettingsError(f"{key}={shown(value)} (from {source}): must be {valid}{why}")
 
@@ -196,9 +203,17 @@ def groups_of(cls: Any) -> dict[str, type]:
 
 
 def suggestion(name: object, known: Collection[str]) -> str:
-    """Return "; did you mean X?" for a known name X similar to this one, or an empty text."""
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    """Return "; did you mean X?" for a known name X similar to this one, or an empty text.
+
+    X is similar if it ends with this name as a whole part, as in ``environment.sigma``, has the
+    same letters, or differs in few of them.
+    """
+    text = str(name)
+    ends = [each for each in known if re.fullmatch(rf".+[._-]{re.escape(text)}", each)]
+    same = [each for each in known if sorted(each) == sorted(text)]
+    close = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
+    found = [*(ends if len(ends) == 1 else ()), *same, *close]
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _is_finite(value: object) -> bool:

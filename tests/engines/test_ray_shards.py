@@ -329,8 +329,8 @@ def test_an_error_while_a_lost_state_is_restored_ends_the_run(monkeypatch):
 
 def test_invalid_workers_are_refused():
     for values, reason in (
-        ({"engine__workers": 0}, "engine.workers=0 .*at least 1"),
-        ({"engine__workers": "many"}, "'many' .*whole number, at least 1 .*or auto or ray"),
+        ({"engine__workers": 0}, "engine.workers=0 .*from 1 to 4096"),
+        ({"engine__workers": "many"}, "'many' .*whole number, from 1 to 4096, or auto or ray"),
         ({"engine__workers": "ray", "backend": "cpu"}, "workers=ray .*needs backend=numpy"),
         ({"engine__workers": 2, "engine__name": "flower"}, "workers=2 .*needs engine=vectorized"),
     ):

@@ -362,6 +362,21 @@ def test_an_invalid_change_of_the_state_is_refused():
                 play(horizon=3, algorithm=name, tau=1)
 
 
+@pytest.mark.parametrize("made", [0, 1])
+def test_a_round_without_an_exchange_is_refused(made):
+    """Also after rounds with one: the upload of an earlier round is not counted again."""
+
+    @ALGORITHMS.register("silent")
+    class Silent(Algorithm):
+        def learn(self, federation, round_):
+            if round_.last <= made:
+                federation.exchange(Broadcast(self.play(round_), self.theta_sync))
+            return {}
+
+    with pytest.raises(DataError, match=r"^Silent\.learn made no exchange: call federation\.exch"):
+        play(horizon=3, algorithm="silent", tau=1)
+
+
 # --- settings without effect -----------------------------------------------------------------
 
 OTHER = {  # another value of each setting that may be without effect

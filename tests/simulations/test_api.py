@@ -423,7 +423,7 @@ REFUSED = [
     (fldb.run, {"environment_sgima": 1}, "did you mean environment_sigma"),
     (fldb.run, {"environment.sgima": 1}, "did you mean environment_sigma"),
     (fldb.run, {"tau": 0}, r"^tau=0 \(from Python\): must be at least 1"),
-    (fldb.run, {"environment.sigma": -1}, r"^environment_sigma=-1.0 \(from Python\): must be at"),
+    (fldb.run, {"environment.sigma": -1}, r"^environment_sigma=-1.0 .*: must be from 0"),
     (fldb.run, {"algorithm": "fldb_osn"}, r"must be one of fldb_ogd.*did you mean fldb_ons\?$"),
     (fldb.run, {"tau": [1, 2]}, r"^tau=\[1, 2\] \(from Python\): must be a whole number"),
     (fldb.run, {"dropout": 0.5}, "needs engine=inprocess"),
