@@ -26,8 +26,8 @@ from clients.validation import (
     shortened,
 )
 from fldb_flower.bandit.directions import directions_of
-from fldb_flower.bandit.preference import PREFERENCES, logistic
-from fldb_flower.bandit.selection.informative import PURPOSES, duel_key
+from fldb_flower.bandit.preference import PREFERENCES, duel_key, logistic
+from fldb_flower.bandit.selection.informative import PURPOSES
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import NONE, Settings

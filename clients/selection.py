@@ -9,9 +9,9 @@ import numpy as np
 
 from clients.learning import make_learner
 from clients.store import DuelStore, Evidence
-from fldb_flower.bandit.preference import logistic
+from fldb_flower.bandit.preference import duel_key, logistic
 from fldb_flower.bandit.selection import norms
-from fldb_flower.bandit.selection.informative import duel_key, most_informative
+from fldb_flower.bandit.selection.informative import most_informative
 from fldb_flower.bandit.selection.rules import tie_breaks
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams

@@ -70,6 +70,10 @@ class RoundAbandonedError(FederationError):
     """A round cannot be finished now and will run again; nothing was counted or lost."""
 
 
+class TooFewAnswersError(RoundAbandonedError):
+    """A round waits for answers of people, which is no fault."""
+
+
 class SecureError(FldbError):
     """A message of secure sums violates the protocol, or the helper refuses it."""
 

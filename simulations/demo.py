@@ -80,7 +80,7 @@ _ROUND_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _SUMMARY = "summary.json"
 _WAITS = re.compile(
-    r"(?:round \d+(?:, [a-z0-9 ]+:| is not counted:|: \d+ of)|sending the last).*(?=\n)"
+    r"(?:round \d+(?:, [a-z0-9 ]+:| is not counted:| waits:|: \d+ of)|sending the last).*(?=\n)"
 )
 _EXCHANGE = re.compile(r"(round \d+), exchange (\d+): .* have replied")
 _FIRST_EXCHANGES = 8  # about as many in the first round, until the minimisation has converged

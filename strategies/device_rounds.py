@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from fldb_flower.algorithms.schedules import Round
 from fldb_flower.deployment.keys import load_helper_public_key
-from fldb_flower.errors import FederationError, FldbError, PrivacyError
+from fldb_flower.errors import FederationError, FldbError, PrivacyError, TooFewAnswersError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import Counts
 from fldb_flower.privacy.plan import ReleasePlan
@@ -39,6 +39,7 @@ SPREAD = 1e4
 """Ratio of the largest and the smallest entry of W's diagonal above which the server warns."""
 FALLS = 3
 """Number of consecutive rounds with falling accuracy after which the server warns."""
+_PREDICTIONS = 30  # fewer of them say little, and their share is not in the log
 _LEAST_ROUNDS = 10  # with secure sums: an exchange may cost a tenth of a device's budget
 _MAY_DIFFER = re.compile(  # between two runs of one federation
     r"(environment|schedule|devices)(-.*)?|output-dir|resume|quorum|node-wait|reply-timeout|plot"
@@ -117,6 +118,7 @@ class DeviceDirectory(ResultsDirectory):
         self.save(numbers, algorithm.state())
         features, theta = devices.features, algorithm.theta_sync
         model = {
+            "algorithm": self._settings.algorithm,
             "round": number,
             "duels": devices.duels,
             "devices": len(devices.counted),
@@ -181,6 +183,7 @@ class DeviceServer:
         self.strategy, self._say = make_strategy(self._settings, history, devices), say
         self._wait, self._due = "", 0.0  # what is waited for, and when to report it again
         self._asked = 0  # devices, in this wait
+        self._failure = ""  # the last line about a round that was not counted
         self._sends_last = False
         self._is_warned = self._settings.is_private or devices.features is not None  # about units
         self._is_explained = False  # what the share of correct predictions means
@@ -232,8 +235,7 @@ class DeviceServer:
             self._say(f"{wait}: {state}")
 
     def _watch(self, waiting: int, seconds: float) -> None:
-        exchange = len(self.strategy.history.participation) + 1
-        wait = f"round {self.round + 1}, exchange {exchange}"
+        wait = f"round {self.round + 1}, exchange {self.devices.number}"
         if self._sends_last:
             wait = "sending the last estimate"
         if wait != self._wait:
@@ -250,7 +252,11 @@ class DeviceServer:
         try:
             strategy.algorithm.round(strategy, device_round(number))
         except FederationError as reason:
-            self._say(f"round {number} is not counted: {reason}")
+            how = "waits" if isinstance(reason, TooFewAnswersError) else "is not counted"
+            failure = f"round {number} {how}: {reason}"
+            if failure != self._failure:
+                self._say(failure)
+            self._failure = failure
             return False
         self.round = number
         counted, duels, first = self.devices.tally, self.devices.duels, exchanges[0]
@@ -271,12 +277,13 @@ class DeviceServer:
             "rejected": "; ".join(line for each in exchanges for line in each.rejected),
         }
         self.directory.commit(row, strategy, self.devices)
-        if agreement is not None and not self._is_explained:
+        is_shown = counted.predicted is not None and counted.predicted >= _PREDICTIONS
+        if is_shown and not self._is_explained:
             self._is_explained = True
             self._say("devices show pairs that are close, so about 50% as predicted is normal")
         self._say(
             f"round {number}: {counted.duels} duels of {len(counted.uploads)} devices"
-            f"{'' if agreement is None else f', {agreement:.0%} as predicted'};"
+            f"{f', {agreement:.0%} as predicted' if is_shown else ''};"
             f" {first.replied} of {first.asked} devices replied, {duels} duels so far"
             f"{counted.held_back and f'; {counted.held_back}'}"
         )

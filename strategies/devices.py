@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fldb_flower.bandit.features import Features, read_features
 from fldb_flower.environments.arms import parse_arms
-from fldb_flower.errors import DataError, RoundAbandonedError, SettingsError
+from fldb_flower.errors import DataError, SettingsError, TooFewAnswersError
 from fldb_flower.settings import AUTO, Settings
 from fldb_flower.system.files import read_file, reported
 from fldb_flower.wire import DeviceUploadHeader, UploadError, decode_upload, unpack_vector
@@ -150,9 +150,9 @@ class DeviceChannel(Channel):
         new = sum(each.upload.num_duels for each in self.contributions.values())
         if new == 0:
             nothing = f"no new answers from {len(self.contributions)} devices"
-            raise RoundAbandonedError(self._held_back() or nothing)
+            raise TooFewAnswersError(self._held_back() or nothing)
         if self.duels == 0 and new < self._first_duels:
-            raise RoundAbandonedError(
+            raise TooFewAnswersError(
                 f"{new} answers; the first round needs {self._first_duels} (devices-first-duels)"
             )
 

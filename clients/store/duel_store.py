@@ -30,7 +30,7 @@ import numpy as np
 from clients.store.database import EXTRA, MAX_ANSWERS, Database
 from fldb_flower.bandit.estimate import MIXES, VARIANCES, CommonPrior, ShareChange
 from fldb_flower.bandit.features import Features, mean_squares, parse_features
-from fldb_flower.bandit.selection.informative import duel_key
+from fldb_flower.bandit.preference import duel_key
 from fldb_flower.catalogue import ALGORITHMS
 from fldb_flower.errors import DataError, FldbError, OutputError, SettingsError
 from fldb_flower.linalg.arrays import FloatArray, IntArray

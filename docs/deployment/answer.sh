@@ -54,7 +54,7 @@ field() {
 }
 
 ask() {
-  printf '1) %s   2) %s   0) I cannot say: ' "$1" "$2" >&2
+  [ ! -t 3 ] || printf '1) %s   2) %s   0) I cannot say: ' "$1" "$2" >&2
   read -r choice <&3
   case $choice in
     1) echo first ;;

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fldb_flower.bandit.features import Features, mean_squares
 from fldb_flower.bandit.newton import Loss, minimise
-from fldb_flower.bandit.preference import PREFERENCES, logistic, residuals
-from fldb_flower.bandit.selection.informative import PURPOSES, duel_key, most_informative
+from fldb_flower.bandit.preference import PREFERENCES, duel_key, logistic, residuals
+from fldb_flower.bandit.selection.informative import PURPOSES, most_informative
 from fldb_flower.bandit.selection.selector import best_challenger, find_rule
 from fldb_flower.bandit.streams import AgentStreams
 from fldb_flower.catalogue import SELECTIONS

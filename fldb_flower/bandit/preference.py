@@ -8,7 +8,9 @@ Shapes: ``theta`` (d,), ``differences`` (n, d), ``preferences`` (n,) with 1 wher
 first arm won, 0 where the second did, and 0.5 for a tie (half a win each).
 """
 
-from fldb_flower.linalg.arrays import Array, namespace
+import numpy as np
+
+from fldb_flower.linalg.arrays import Array, FloatArray, namespace
 from fldb_flower.linalg.linear import Form
 
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
@@ -40,6 +42,13 @@ def link(logits: Array) -> tuple[Array, Array]:
 def logistic(logits: Array) -> Array:
     """Return the link function ``mu(z)`` for logits of any shape; see :func:`link`."""
     return link(logits)[0]
+
+
+def duel_key(difference: FloatArray) -> bytes:
+    """Return what identifies a duel: its difference up to the sign."""
+    sign = np.sign(difference[difference != 0.0][:1]).sum()
+    key: FloatArray = sign * difference + 0.0  # no negative zeros
+    return key.tobytes()
 
 
 def residuals(logits: Array, preferences: Array) -> tuple[Array, Array]:

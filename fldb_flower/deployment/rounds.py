@@ -1,7 +1,7 @@
-"""`fldb rounds`: check whether a server runs rounds.
+"""`fldb rounds`: check whether a server runs rounds, or whether one was counted recently.
 
-The exit status is 0 if a ServerApp is running, 1 if none is, and 2 after an error. A ServerApp
-holds a lock on its folder of results, which the system releases when the process ends.
+The exit status is 0 for yes, 1 for no, and 2 after an error. A ServerApp holds a lock on its folder
+of results, which the system releases when the process ends.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ if __name__ == "__main__":  # before slow imports
 
     startup.begin()
 
+import csv
+import re
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,8 +23,10 @@ from fldb_flower.errors import one_line
 from fldb_flower.system.commands import Parser
 from fldb_flower.system.files import is_locked
 
-RUNNING, NOT_RUNNING, ERROR = 0, 1, 2
+YES, NO, ERROR = 0, 1, 2
 """Exit statuses of the command."""
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class _Parser(Parser):
@@ -34,19 +39,47 @@ class _Parser(Parser):
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command; it always ends with SystemExit."""
     parser = _Parser(description=__doc__)
-    parser.add_argument(
-        "--is-running", metavar="DIR", type=Path, required=True, dest="folder",
-        help="whether a ServerApp with this output-dir is running",
+    checks = parser.add_mutually_exclusive_group(required=True)
+    checks.add_argument(
+        "--is-running", metavar="DIR", help="whether a ServerApp with this output-dir is running"
+    )
+    checks.add_argument(
+        "--max-age", metavar=("AGE", "DIR"), nargs=2,
+        help="whether the last counted round began at most this long ago, such as 90s, 30m, 2h, 1d",
     )  # fmt: skip
-    folder = parser.parse_args(argv).folder
+    options = parser.parse_args(argv)
+    name, (age, text) = "--is-running", options.max_age or ("", options.is_running)
+    folder = Path(text)
+    if options.max_age:
+        name = f"--max-age {age}"
+        if not re.fullmatch(r"[1-9]\d{0,5}[smhd]", age):
+            parser.error(f"{name}: must be a number of seconds, minutes, hours or days, as 30m")
     try:
         if not folder.is_dir():
-            parser.error(f"--is-running {folder}: must be an existing folder, the run's output-dir")
-        running = is_locked(folder)
+            parser.error(f"{name} {folder}: must be an existing folder, the run's output-dir")
+        if options.max_age:
+            last = _last_round(folder / "rounds.csv")
+            found = "no round was counted" if last is None else f"the last round began {last}"
+            oldest = datetime.now(UTC) - timedelta(**{_UNITS[age[-1]]: int(age[:-1])})
+            is_true = last is not None and last >= oldest
+        else:
+            is_true = is_locked(folder)
+            found = "running" if is_true else "not running"
     except OSError as reason:
-        parser.error(f"cannot open {folder}: {reason.strerror}")
-    print(f"{folder}: {'running' if running else 'not running'}")
-    sys.exit(RUNNING if running else NOT_RUNNING)
+        parser.error(f"cannot open {reason.filename or folder}: {reason.strerror}")
+    except (KeyError, TypeError, ValueError):
+        parser.error(f"{folder / 'rounds.csv'}: not a file of rounds")
+    print(f"{folder}: {found}")
+    sys.exit(YES if is_true else NO)
+
+
+def _last_round(path: Path) -> datetime | None:
+    """Return when the last counted round began; None before the first."""
+    if not path.exists():
+        return None
+    with path.open(encoding="utf-8", newline="") as file:
+        times = [row["time"] for row in csv.DictReader(file)]
+    return datetime.fromisoformat(times[-1]) if times else None
 
 
 if __name__ == "__main__":

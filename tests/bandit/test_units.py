@@ -260,7 +260,7 @@ REFUSED = {  # method, arguments of a learner of CAFES, the error
         ((CAFES.assign(a=1, b=1),), "unseen at fit time: a, b$"),
         ((CAFES.set_axis(["price", "price", "wifi"], axis=1),), "the columns .* distinct"),
         ((CAFES.set_axis(["price", 1, 2], axis=1),), "arms has the columns .* or no strings"),
-        ((WITH_TEXT,), r"arms must contain numbers: it contains strings \(row Alma, column wifi\)"),
+        ((WITH_TEXT,), r"strings; see pandas\.get_dummies\(.*\) \(row Alma, column wifi\)"),
         ((WITH_NAN,), r"arms contains nan: must .* \(row Cup, column price\)"),
         ((np.where(np.eye(3) > 0, np.inf, 1.0),), r"arms contains inf: .* \(row 0, column 0\)"),
         ((CAFES.assign(wifi=[True, None, True, True]),), r"\(row Bean, column wifi\)"),

@@ -159,6 +159,7 @@ round 1, exchange 1: 0 of 3 devices have replied, waiting up to 285 s
 round 1, exchange 2: 0 of 3 devices have replied, waiting up to 297 s
 round 1, exchange 9: 2 of 3 devices have replied, waiting up to 285 s
 round 1 is not counted: too few answers
+round 1 waits: no new answers
 round 2: 1 of 3 devices are connected, waiting for more
 round 2: 1 of 3 devices are connected, waiting for more
 round 2, exchange 1: 1 of 3 devices have replied, waiting up to 300 s
@@ -168,6 +169,7 @@ STATES = [
     "round 1 of 2: exchange 2",
     "round 1 of 2: exchange 9",
     "round 1 is not counted: too few answers",
+    "round 1 waits: no new answers",
     "round 2: 1 of 3 devices are connected, waiting for more",
 ]
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -406,13 +407,14 @@ def test_the_documented_commands_work(tmp_path):
             )  # fmt: skip
             print(done.stdout, done.stderr, sep="\n---\n")
             assert done.returncode == 0
-            asked = r"1\) \w+   2\) \w+   0\) I cannot say: "  # by answer.sh, for each answer
-            assert len(re.findall(asked, done.stderr)) == 30
-            rest = re.sub(asked, "", done.stderr).splitlines()
+            rest = done.stderr.splitlines()
             assert not [line for line in rest if "INFO" not in line]  # of `flwr run --stream`
-            assert "round 1, exchange 2: 0 of 3 devices have replied, waiting" in done.stdout
             model = json.loads((tmp_path / "fldb" / "server" / "model.json").read_text())
-            assert (model["round"], model["duels"], model["devices"]) == (1, 30, 3)
+            devices = model["devices"]  # one may be late on a busy machine
+            assert (model["round"], model["duels"]) == (1, 10 * devices)
+            assert devices >= 2  # the quorum
+            assert f"round 1, exchange 2: 0 of {devices} devices have replied" in done.stdout
+            assert model["theta_sync"][1] > 0.0  # sweet
             assert (tmp_path / "fldb" / "server" / "summary.json").exists()
             wait_until(lambda: not processes_of(tmp_path), 60, "the last block stops everything")
         finally:
@@ -431,6 +433,11 @@ def with_free_ports(blocks: list[str]) -> Iterator[str]:
     ports = {"9092": str(free_port()), "910$i": f"{three()}$i", "838$i": f"{three()}$i"}
     for block in blocks:
         yield re.sub("|".join(map(re.escape, ports)), lambda found: ports[found[0]], block)
+
+
+def test_the_documented_packages_of_the_helper_are_those_of_the_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert re.findall(r"pip install '(.*?)'", DOC) == project["optional-dependencies"]["privacy"]
 
 
 def test_every_documented_file_exists():

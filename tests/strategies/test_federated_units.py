@@ -159,7 +159,7 @@ def test_without_scales_the_broadcast_is_as_before(tmp_path):
         ("feature,scale\nprice,200\nsize,0\n", "the scale of '?size'? is '0'; it must have"),
         ("feature,scale\nprice,200\n", "has 1 features: must have dimension=3 of them"),
         ("arm,price\na,1\n", "has 1 arms; a duel needs two; or the header must be feature,scale"),
-        ("price,size\n1,2\n3,4\n", "the header is 'price,size'; .*; or the header must be feat"),
+        ("price,size\n1,2\n3,4\n", "the first column is 'price'; .*; or the header must be feat"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path, text, words):

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fldb_flower.runs.directory import ResultsDirectory
@@ -68,6 +69,28 @@ def test_the_documents_agree_on_the_folder_and_check_it_in_one_way():
     for text in settings:
         assert re.findall(r"output-dir ?= ?[\"']([^\"']+)", text) == [OUTPUT_DIR]
     assert not [text for text in texts if "flock" in text or "dir/lock" in text]
+
+
+def test_the_age_of_the_last_round(tmp_path, in_process):
+    def ask(age, folder=tmp_path):
+        return in_process(command.main, "fldb", "rounds", "--max-age", age, str(folder))
+
+    assert ask("30m") == (1, f"{tmp_path}: no round was counted\n", "")
+    rounds = tmp_path / "rounds.csv"
+    rounds.write_text("")  # before the first round
+    assert ask("30m")[0] == 1
+    begin = (datetime.now(UTC) - timedelta(minutes=40)).isoformat("T", "seconds")
+    rounds.write_text(f"round,time\n1,2026-01-01T00:00:00+00:00\n2,{begin}\n")
+    line = f"{tmp_path}: the last round began {datetime.fromisoformat(begin)}\n"
+    for age, expected in (("30m", 1), ("2399s", 1), ("41m", 0), ("1h", 0), ("1d", 0)):
+        assert ask(age) == (expected, line, "")
+    for age in ("30", "0m", "-1m", "1w", "m", "1.5h"):
+        assert ask(age)[0] == 2
+        assert ask(age)[2].startswith("error: ")
+    assert ask("30m", tmp_path / "missing")[0] == 2
+    for text in ("a,b\n1,2\n", "round,time\n1\n", "round,time\n1,today\n"):
+        rounds.write_text(text)
+        assert ask("30m") == (2, "", f"error: {rounds}: not a file of rounds\n")
 
 
 def test_the_status_is_0_1_or_2(tmp_path, in_process):

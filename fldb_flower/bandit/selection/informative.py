@@ -18,13 +18,6 @@ MOST_COMPARED = 300
 """Largest number of arms whose pairs are all compared; of more, this many are drawn at random."""
 
 
-def duel_key(difference: FloatArray) -> bytes:
-    """Return what identifies a duel: its difference up to the sign."""
-    sign = np.sign(difference[difference != 0.0][:1]).sum()
-    key: FloatArray = sign * difference + 0.0  # no negative zeros
-    return key.tobytes()
-
-
 def most_informative(
     arms: FloatArray,
     theta: FloatArray,
