@@ -24,7 +24,7 @@ from measured import Run, measure, measures_of, runs_in, settings_of
 from simulations import figures
 
 WIDTHS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5)
-ALPHAS = (3.0, 10.0, 30.0, 100.0, 1000.0)
+ALPHAS = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
 SEEDS = range(1000, 1005)
 PARAMETERS = {"fldb_ons": "ons_width", "fldb_personal": "personal_width", "alone": "personal_width"}
 """Names of the width; of other algorithms, it is ``beta_scale``."""

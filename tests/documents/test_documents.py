@@ -139,7 +139,7 @@ def test_the_readme_compares_with_the_better_way_of_learning_alone():
     alone = min(np.mean(study[f"{name}_tuned"]["regret"]) for name in ("ldb", "alone"))
     own = np.mean(study["personal_tuned"]["regret"])
     page = " ".join((ROOT / "README.md").read_text().split())
-    assert f"learning alone {alone:.2f} ±" in page
+    assert f"learning alone (LDB) {alone:.2f} ±" in page
     assert f"FLDB-Personal has a regret of {own:.2f} ±" in page
 
 

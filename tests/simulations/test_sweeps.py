@@ -470,6 +470,23 @@ def test_statistics_by_hand(tmp_path):
     assert lines[-1] == "... and 40 more configurations in sweep.csv"
 
 
+@pytest.mark.parametrize(
+    ("widths", "noted"),
+    [
+        ([{"algorithm": "fldb_ogd", "beta_scale": "auto"}, {"algorithm": "fldb_ons"}], True),
+        ([{"algorithm": "ldb", "beta_scale": 1}, {"algorithm": "alone"}], True),
+        ([{"algorithm": "fldb_ogd", "beta_scale": 0.3}, {"algorithm": "fldb_ons"}], False),
+        ([{"algorithm": "fldb_ogd"}, {"algorithm": "fldb_gd"}], False),
+        ([{"algorithm": "fldb_ons", "ons_width": 0.3}, {"algorithm": "fldb_ons"}], False),
+    ],
+)
+def test_a_table_of_unequal_widths_has_a_note(tmp_path, widths, noted):
+    """The width of the theory beside narrower ones, but no tuned width and no single algorithm."""
+    default = {"beta_scale": "auto", "ons_width": 0.75, "personal_width": 0.5}
+    runs = [made_up(tmp_path, 1.0, **{**default, **own}) for own in widths]
+    assert ("note: beta_scale is that of the theory" in statistics_text(runs)) == noted
+
+
 def test_the_tables_have_no_value_of_a_setting_without_effect(tmp_path):
     values = [("ldb", 1), ("fldb_ogd", 1), ("fldb_ogd", 2)]
     runs = [
