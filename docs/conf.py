@@ -19,8 +19,8 @@ repository = "" if "/OWNER/" in _address else f"{_address}/blob/main"
 """Address of the repository's files, from ``Repository`` in ``pyproject.toml``. Links of the pages
 to files outside the site lead there. While the owner is a placeholder, they are plain text."""
 
-project = "FLDB-Flower"
-author = "The FLDB-Flower authors"
+project = "fldb-flower"
+author = "The fldb-flower developers"
 release = version = version_of("fldb-flower")
 html_title = project
 html_last_updated_fmt = None
@@ -117,7 +117,7 @@ html_theme_options = {
     "show_toc_level": 2,
 }
 html_sidebars = {page: [] for page in ("index", "changelog", "contributing", "search")}
-copyright = "The FLDB-Flower authors. Apache License 2.0"
+copyright = "The fldb-flower developers. Apache License 2.0"
 html_show_copyright = True
 html_show_sphinx = False
 copybutton_exclude = ".linenos, .gp, .go"

@@ -246,7 +246,15 @@ def _main(asked: Namespace, unknown: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the command; exit status 1, with one line on stderr, for an error of the user."""
+    """Run the command; exit status 1, with one line on stderr, for an error of the user.
+
+    Examples
+    --------
+    A script that registers a class ends with two lines, ``if __name__ == "__main__":`` and
+    ``main()``, after this import:
+
+    >>> from simulations.run import main
+    """
     parser = Parser(parents=[get_args_parser()], add_help=False, allow_abbrev=False)
     asked, unknown = parser.parse_known_intermixed_args()
     with interruptible(lambda: _INTERRUPTED_SWEEP if asked.multirun else INTERRUPTED):

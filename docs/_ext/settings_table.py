@@ -15,7 +15,7 @@ class SettingsTable(Directive):
     def run(self) -> list[nodes.Node]:
         """Return the table."""
         group = nodes.tgroup("", cols=3)
-        for width in (30, 15, 55):
+        for width in (25, 15, 60):
             group += nodes.colspec(colwidth=width)
         group += nodes.thead("", _row("setting", "default", "meaning"))
         group += nodes.tbody("", *(_setting(entry) for entry in entries()))
@@ -27,7 +27,9 @@ def _setting(entry: Entry) -> nodes.row:
     if entry in flower_entries() and entry.kebab not in names:
         names.append(entry.kebab)
     default = str(entry.default)
-    return _row(names, [default] if default else "(empty)", entry.help)
+    is_described = all(choice in entry.help for choice in entry.choices)
+    choices = "" if is_described else f" One of {', '.join(entry.choices)}."
+    return _row(names, [default] if default else "(empty)", entry.help + choices)
 
 
 def _row(*cells: str | list[str]) -> nodes.row:

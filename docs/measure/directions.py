@@ -115,7 +115,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "tau=5": {"tau": 5},
     "tau=20": {"tau": 20},
     "geometric": {"schedule": {"name": "geometric"}},
-    "10 % of the agents in each round": {
+    "10% of the agents in each round": {
         "fraction_train": 0.1, "engine": {"name": "inprocess", "num_nodes": 50}
     },
 }  # fmt: skip

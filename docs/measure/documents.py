@@ -94,8 +94,8 @@ def best_alone(row: dict[str, measured.Run]) -> measured.Run:
 def verdict(reference: Sequence[float], values: Sequence[float], margin: float = 0.1) -> str:
     """Compare the means of a measure, a list of values by seed, with those of a reference.
 
-    ``equal``: two one-sided 5 % t-tests reject differences of ``margin`` times the reference's mean
-    or more: the 90 % interval of the paired difference lies within them. Otherwise ``larger`` or
+    ``equal``: two one-sided 5% t-tests reject differences of ``margin`` times the reference's mean
+    or more: the 90% interval of the paired difference lies within them. Otherwise ``larger`` or
     ``smaller`` if the difference is larger than two of its standard errors, else ``undecided``.
     """
     difference = paired(reference, values)
@@ -118,7 +118,7 @@ def signed_sem(values: Sequence[float]) -> str:
 def difference(reference: Sequence[float], values: Sequence[float], digits: int = 1) -> str:
     """Format the difference ``values - reference``, paired by seed, with its :func:`verdict`."""
     own, word = paired(reference, values), verdict(reference, values)
-    shown = "equal within 10 %" if word == "equal" else word
+    shown = "equal within 10%" if word == "equal" else word
     return f"{signed(mean(own), digits)} ± {fixed(sem(own), digits)} ({shown})"
 
 
@@ -153,7 +153,8 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
             text = environment.from_string(template.read_text(encoding="utf-8")).render(results)
         except (TemplateError, TypeError, ValueError) as error:  # ValueError: from filters
             sys.exit(f"error: {place}, line {_line_of(error)}: {error}")
-        rendered[page_of(template)] = _NOTE.format(place) + text
+        front, end, rest = text.partition("\n---\n") if text.startswith("---\n") else ("", "", text)
+        rendered[page_of(template)] = front + end + _NOTE.format(place) + rest
     return rendered
 
 

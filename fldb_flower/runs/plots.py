@@ -126,7 +126,18 @@ def label_axes(axes: Axes) -> None:
 
 
 def points(axes: Axes, values: Sequence[Any], style: Style, text: str) -> Line2D:
-    """Plot points joined by a line, from rows x, y and their errors, if any; return the line."""
+    """Plot points joined by a line, from rows x, y and their errors, if any; return the line.
+
+    Examples
+    --------
+    >>> import matplotlib.pyplot as plt
+    >>> from fldb_flower.runs.plots import log_ticks, points
+    >>> from fldb_flower.runs.styles import style_of
+    >>> axes = plt.figure().subplots()
+    >>> line = points(axes, [[1, 2, 4], [20.0, 30.0, 90.0]], style_of("fldb_ons"), "FLDB-ONS")
+    >>> axes.set_yscale("log")
+    >>> log_ticks(axes.yaxis)
+    """
     look: dict[str, Any] = {**line_style(style), **_THIN, "zorder": 3}
     look["marker"] = MARKER_CODES[style["marker"]]
     line: Line2D = axes.errorbar(*values, **look).lines[0]
@@ -178,7 +189,16 @@ def label(axes: Axes, lines: Sequence[Line2D]) -> None:
 
 
 def log_ticks(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers, such as 1, 2, 5, 10; large ones as powers."""
+    """Label a logarithmic axis with plain numbers, such as 1, 2, 5, 10; large ones as powers.
+
+    Examples
+    --------
+    >>> import matplotlib.pyplot as plt
+    >>> from fldb_flower.runs.plots import log_ticks
+    >>> axes = plt.figure().subplots()
+    >>> axes.set_xscale("log")
+    >>> log_ticks(axes.xaxis)
+    """
     from matplotlib import ticker  # noqa: PLC0415 - takes half a second
 
     low, high = sorted(axis.get_view_interval())

@@ -96,6 +96,12 @@ def style_of(name: str, place: int = 0) -> Style:
     """Return the style of an algorithm, or of a tuned curve by its label.
 
     ``place`` selects that of one of the user's algorithms.
+
+    Examples
+    --------
+    >>> from fldb_flower.runs.styles import style_of
+    >>> style_of("fldb_ons")["label"]
+    'FLDB-ONS'
     """
     if known := ALGORITHM_STYLES.get(name) or TUNED_STYLES.get(name):
         return known

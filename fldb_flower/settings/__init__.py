@@ -239,7 +239,7 @@ class Settings(Checked):
     :alpha: FLDB-OGD: constant of strong convexity; the step size is 1 / (alpha * step).
     :step_index: FLDB-OGD: step in the step size. iteration: t; round: t_c, as printed in Algorithm
         2.
-    :projection_center: FLDB-OGD: center of the projection. initial: theta_hat^(1), as in the proof;
+    :projection_center: FLDB-OGD: centre of the projection. initial: theta_hat^(1), as in the proof;
         current: theta_hat^(t_c), as in the text.
     :projection_radius: FLDB-OGD: radius of the projection; auto: 2 r, as in the paper.
     :solver: FLDB-GD: solver that minimises the loss; lbfgs needs the torch extra.
