@@ -22,7 +22,7 @@ from clients.service.limits import LIMITS, Limits
 from clients.service.models import MAX_ARMS
 from clients.vault import read_config
 from fldb_flower.bandit.selection.informative import PURPOSES
-from fldb_flower.errors import SettingsError
+from fldb_flower.errors import SettingsError, one_line
 from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
 from fldb_flower.system.startup import SERVICE_EXTRA, require
 
@@ -116,11 +116,13 @@ def serve(arguments: argparse.Namespace) -> None:
             body_seconds=arguments.request_seconds,
             connections=arguments.max_connections,
         )
+        if catalogue is not None and catalogue.hides_features:
+            found = one_line(arguments.arms)
+            _say(f"note: {found}: an arm with a text or an image is shown without its features")
         if remote:
-            print(
+            _say(
                 f"warning: anybody who reaches {host} and has the token can read and answer duels;"
-                " nothing is encrypted, not even the token",
-                file=sys.stderr,
+                " nothing is encrypted, not even the token"
             )
         print(f"http://{http.address(host, listener)}/#token={token}", flush=True)
         limits = Limits(arguments.max_connections, arguments.request_seconds)
@@ -128,6 +130,10 @@ def serve(arguments: argparse.Namespace) -> None:
         http.serve(
             app, listener, limits, http.Limiter(*tokens), timeout_graceful_shutdown=_STOP_SECONDS
         )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -51,6 +51,12 @@ class Catalogue:
         """Phi of each arm, (K, d)."""
         return np.array([arm.features for arm in self.arms])
 
+    @property
+    def hides_features(self) -> bool:
+        """Whether an arm has features that a page does not show, because it has other content."""
+        has_content = any(arm.image or arm.text not in {None, arm.key} for arm in self.arms)
+        return has_content and not self._is_one_hot
+
     def expect_dimension(self, path: Path, dimension: int | None) -> None:
         """Raise DataError if the arms have another number of features than a file says."""
         count = len(self.arms[0].features) if self.arms else None
@@ -85,8 +91,9 @@ class Catalogue:
 def read_arms(path: Path) -> Catalogue:
     """Return the arms in a file.
 
-    A CSV file has the column ``arm`` (or ``key``), optionally ``text`` and ``image``, and features;
-    see :func:`~fldb_flower.environments.arms.parse_arms`. A JSON file is a list of
+    A CSV file has the column ``arm`` (or ``key``, ``item``, ``option``), optionally ``text`` and
+    ``image``, and features; see :func:`~fldb_flower.environments.arms.parse_arms`. A JSON file is a
+    list of
     ``{key, features, text?, image?}``.
     """
     try:

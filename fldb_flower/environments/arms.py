@@ -13,7 +13,7 @@ from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import LARGEST, FloatArray, finite_number
 from fldb_flower.settings import MAX_DIMENSION
 
-KEYS, CONTENTS = ("arm", "key"), ("text", "image")
+KEYS, OTHER_KEYS, CONTENTS = ("arm", "key"), ("item", "option"), ("text", "image")
 """Columns that are not features: the arm's name, and what a page shows of it."""
 
 _VALID = "it must be UTF-8 text with the header arm,FEATURE,... and one arm per line"
@@ -32,12 +32,14 @@ class ArmTable(NamedTuple):
 def parse_arms(content: bytes, largest: float = LARGEST) -> ArmTable:
     """Return the arms of a CSV file; a DataError names the line and the column.
 
+    Without a column ``arm`` or ``key``, the column ``item`` or ``option`` has the names.
     A column of numbers is a feature. A column of strings gives one feature per string, such as
     ``colour=red``: 1 for the arms with this string and 0 for the others. Without features, each arm
     has an indicator, which gives the model of Bradley and Terry.
     """
     (line, header), *rows = read_rows(content, _VALID)
     key = [name for name in header if name in KEYS]
+    key = key or [name for name in header if name in OTHER_KEYS]
     if not key and header[0].lower() not in {"", *CONTENTS}:
         fault = f"the first column is {header[0][:40]!r}"
         raise error_at(line, fault, f"it must be {KEYS[0]!r}, the name of each arm")

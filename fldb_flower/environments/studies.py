@@ -16,17 +16,30 @@ from fldb_flower.system.files import read_file
 
 ARMS, DUELS = "arms.csv", "duels.csv"
 COLUMNS = ("person", "first", "second", "preference")
-ANSWERS = "must be 1 or first, 0 or second, 0.5 or tie, a number between, or the name of the winner"
+ANSWERS = (
+    "must be first, 1 or A; second, 0 or B; tie or 0.5; a number between 0 and 1; or the name of"
+    " the winner"
+)
 """What a preference must be."""
 
-_VALID = f"it must be UTF-8 text with the header {','.join(COLUMNS)} and one duel per line"
 _FOLDER = f"the folder of a study, with {DUELS} and, if arms have features, {ARMS}"
 _ALIASES = {
     "item_a": "first", "option_a": "first", "item_1": "first", "option_1": "first",
     "item_b": "second", "option_b": "second", "item_2": "second", "option_2": "second",
-    "choice": "preference", "which_won": "preference", "preferred": "preference",
+    "choice": "preference", "which_won": "preference", "won": "preference",
+    "preferred": "preference",
 }  # fmt: skip
-_WORDS = {"first": 1.0, "second": 0.0, "tie": 0.5}
+OTHER_NAMES = "; ".join(
+    f"{column} may be {', '.join(name for name in _ALIASES if _ALIASES[name] == column)}"
+    for column in COLUMNS[1:]
+)
+"""Other names of the columns of answers, for messages."""
+
+_VALID = (
+    f"it must be UTF-8 text with the header {','.join(COLUMNS)} and one duel per line"
+    f" ({OTHER_NAMES} or winner)"
+)
+_WORDS, _LETTERS = {"first": 1.0, "second": 0.0, "tie": 0.5}, {"a": 1.0, "b": 0.0}
 _T = TypeVar("_T")
 
 
@@ -143,11 +156,14 @@ def shares(
     """Return the preference for the first item that each answer states; None if it is invalid.
 
     An answer is a number from 0 (second) to 1 (first), ``first``, ``second``, ``tie``, or the name
-    of one of the two items. What could be both is a name if other answers can only be names.
+    of one of the two items. What could be both is a name if other answers can only be names. ``A``
+    and ``B`` are the first and the second item if no item has such a name. Case is ignored, except
+    in names of two items that differ in case only.
     """
-    pairs = zip(answers, firsts, seconds, strict=True)
-    named = [float(answer == one) if answer in {one, two} else None for answer, one, two in pairs]
-    words = {answer: _WORDS.get(columns_of([answer])[0]) for answer in {*answers}}
+    named = [*map(_named, answers, firsts, seconds)]
+    has_letters = _LETTERS.keys() & {item.lower() for item in (*firsts, *seconds)}
+    known = _WORDS if has_letters else _WORDS | _LETTERS
+    words = {answer: known.get(columns_of([answer])[0]) for answer in {*answers}}
     for answer in words:
         number = finite_number(answer)
         if number is not None and 0.0 <= number <= 1.0:
@@ -157,6 +173,13 @@ def shares(
     if any(name is not None and other is None for name, other in both):
         both = [(other, name) for name, other in both]
     return [name if other is None else other for name, other in both]
+
+
+def _named(answer: str, first: str, second: str) -> float | None:
+    """Return 1 if the answer is the name of the first item, 0 if of the second, else None."""
+    if answer not in {first, second} and first.casefold() != second.casefold():
+        answer, first, second = answer.casefold(), first.casefold(), second.casefold()
+    return float(answer == first) if answer in {first, second} else None
 
 
 def _duels(content: bytes, arms: Container[str] | None) -> list[tuple[str, str, str, float]]:

@@ -10,15 +10,15 @@ import numpy as np
 import pandas as pd
 
 from fldb_flower.environments.arms import read_rows
-from fldb_flower.environments.studies import ANSWERS, columns_of, shares
+from fldb_flower.environments.studies import ANSWERS, OTHER_NAMES, columns_of, shares
 from fldb_flower.errors import DataError, extra_missing, one_line, shown
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.system.files import read_file
 
 _FORMS = ("winner", "loser"), ("first", "second", "preference")
 _VALID = (
-    f"it must be UTF-8 text with the columns {' or '.join(map(','.join, _FORMS))} (or"
-    " item_a,item_b,choice); person, tie and count are optional"
+    f"it must be UTF-8 text with the columns {' or '.join(map(','.join, _FORMS))}"
+    f" ({OTHER_NAMES}); person, tie and count are optional"
 )
 _YES, _NO = {"1", "true", "yes", "y", "tie"}, {"", "0", "false", "no", "n"}
 _EXCEL = (".xls", ".xlsx", ".xlsm", ".ods")

@@ -140,7 +140,7 @@ const groupings = Object.entries(DATA.groupings);
 const drawGroups = {
   regret: makeChart("regret", "Cumulative regret"),
   exchanges: makeChart("exchanges", "Regret against exchanges"),
-  bytes: makeChart("bytes", "Regret against bytes"),
+  bytes: makeChart("bytes", "Regret against bytes per agent"),
 };
 const CHANNELS = ["color", "dash", "marker"];
 let present = groupings[0][1];

@@ -45,7 +45,11 @@ DARK = {"#1a2027": "#e8ecf1", "#dfe3e8": "#36404b", "#56606b": "#a3aeba", "#ffff
 _INK, _GRID, _MUTED, _PAPER = DARK
 _SHOWN_ALONE = ("algorithm", "environment.name", "schedule.name", "engine.name", "selection")
 _FINAL, _REGRET = NUMBERS[0], "cumulative regret per agent"
-_COSTS = {"exchanges": ["exchanges"], "bytes": ["uploaded_bytes", "downloaded_bytes"]}
+_PER_AGENT = "bytes per agent"
+_COSTS = {
+    "exchanges": ("exchanges", ["exchanges"]),
+    "bytes": (_PER_AGENT, ["uploaded_bytes", "downloaded_bytes"]),
+}  # titles and numbers of the charts
 _CHANNELS = {"color": "algorithm", "dash": "tau", "marker": "num_agents"}
 _TITLES = {
     "uploaded_bytes": "bytes up",
@@ -200,6 +204,10 @@ class Data:
             )  # fmt: skip
         return figure
 
+    def _agents(self, place: int) -> int:
+        agents = self.runs[place].settings.get("num_agents")
+        return agents if isinstance(agents, int) else 1
+
     def cost_chart(self, groups: Sequence[Group], title: str, names: list[str]) -> go.Figure:
         """Return the final regret of each group against a cost."""
         figure = _figure(title, "final regret per agent")
@@ -207,8 +215,11 @@ class Data:
         for number, group in enumerate(groups):
             own = self.numbers.iloc[group.places]
             error = own[_FINAL].sem() if len(own) > 1 else 0.0
+            cost = own[names].sum(axis=1)
+            if title == _PER_AGENT:
+                cost /= [self._agents(place) for place in group.places]
             figure.add_scatter(
-                x=[own[names].sum(axis=1).mean()], y=[own[_FINAL].mean()], customdata=[error],
+                x=[cost.mean()], y=[own[_FINAL].mean()], customdata=[error],
                 mode="markers", meta=number, name=_short(group.label),
                 error_y={"array": [error], "thickness": 1.5},
                 hovertemplate=f"{title} %{{x:,.5~s}}<br>regret %{{y:,.2f}} ± %{{customdata:,.2f}}",
@@ -328,7 +339,7 @@ def _short(label: str) -> str:
 def _table(titles: Sequence[str], rows: list[list[Any]]) -> dict[str, Any]:
     kinds = ["text" if isinstance(cell, str) else "number" for cell in rows[0]]
     shown = [_TITLES.get(title, title)[:40] for title in titles]
-    digits = [4 if title in PREDICTIONS else 2 for title in titles]
+    digits = [4 if title in PREDICTIONS else 0 if title in NUMBERS[1:4] else 2 for title in titles]
     for place, kind in enumerate(kinds):
         numbers = (row[place] for row in rows)
         if kind == "number" and all(pd.isna(n) or float(n).is_integer() for n in numbers):
@@ -379,7 +390,7 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
     groupings = {}
     for title, by in data.ways_to_group().items():
         groups = data.groups(by)
-        charts = {name: data.cost_chart(groups, name, names) for name, names in _COSTS.items()}
+        charts = {name: data.cost_chart(groups, *cost) for name, cost in _COSTS.items()}
         groupings[title] = {
             "charts": {"regret": data.regret_chart(groups), **charts},
             "table": data.group_table(groups),

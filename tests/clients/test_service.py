@@ -485,6 +485,27 @@ def test_texts_and_names_of_arms_are_indicators(tmp_path):
     assert catalogue.names == ["a", "b"]
     assert catalogue.features.tolist() == [[1, 0], [0, 1]]
     assert [arm.text for arm in catalogue.arms] == ["tea", None]
+    (tmp_path / "arms.csv").write_text("arm,item,option\na,1,2\nb,3,4\n")
+    assert read_arms(tmp_path / "arms.csv").names == ["item", "option"]
+    (tmp_path / "arms.csv").write_text("item,option\na,1\nb,2\n")
+    with pytest.raises(DataError, match="the header is 'item,option'"):
+        read_arms(tmp_path / "arms.csv")
+
+
+def test_a_note_states_that_the_page_shows_no_features(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("clients.service.http.serve", lambda *_, **__: None)
+    arms = tmp_path / "arms.csv"
+    for text, is_noted in (
+        ("item,price,text\na,1,Pink villa\nb,2,\n", True),
+        ("option,price,image\na,1,\nb,2,https://a.org/b.png\n", True),
+        ("arm,price,text\na,1,a\nb,2,\n", False),  # the page shows keys and prices
+        ("arm,text\na,Pink villa\nb,Barn\n", False),  # no features
+    ):
+        arms.write_text(text)
+        main(["--store", str(path), "--arms", str(arms), "--port", "0"])
+        notes = capsys.readouterr().err.splitlines()
+        assert len(notes) == is_noted
+        assert all(note.startswith(f"note: {arms}: an arm with a text or an") for note in notes)
 
 
 def test_an_arm_without_text_and_image_shows_its_key(path, tmp_path):

@@ -450,8 +450,8 @@ BAD_FILES = {
     "unknown second": ("duels.csv", HEADER + "p,A,b,1\n", "line 2: second is 'b'; must be"),
     "same arm": ("duels.csv", HEADER + "p,A,A,1\n", "line 2: first and second are both 'A'"),
     "no person": ("duels.csv", HEADER + ",A,B,1\n", "line 2: person is empty"),
-    "two": ("duels.csv", HEADER + "p,A,B,2\n", "line 2: preference is '2'; must be 1"),
-    "no preference": ("duels.csv", HEADER + "p,A,B,\n", "line 2: preference is ''; must be 1"),
+    "two": ("duels.csv", HEADER + "p,A,B,2\n", "line 2: preference is '2'; must be first, 1 or"),
+    "no preference": ("duels.csv", HEADER + "p,A,B,\n", "line 2: preference is ''; must be first"),
     "short row": ("duels.csv", HEADER + "p,A,B\n", "line 2: 3 instead of 4 fields: 'p,A,B'"),
     "open quote": ("duels.csv", HEADER + 'p,A,"B,1\n', "line 2: unexpected end of data"),
     "no duels": ("duels.csv", HEADER, "has no duels; it must be"),
@@ -493,7 +493,7 @@ def test_the_files_of_rank_are_studies(tmp_path):
     (folder / "duels.csv").write_text(HEADER + "p,A,B,C\n")
     for read in (read_study, lambda path: read_comparisons(Path(path) / "duels.csv")):
         with pytest.raises(
-            DataError, match=r"line 2: preference is 'C'; must be 1 or first, .* or"
+            DataError, match=r"line 2: preference is 'C'; must be first, 1 or A; .* or"
         ):
             read(str(folder))
 

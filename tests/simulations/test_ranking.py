@@ -7,6 +7,7 @@ import choix
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import ROOT
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
@@ -197,6 +198,7 @@ def test_other_names_of_columns_and_the_name_of_the_winner_are_read() -> None:
         "item_a,item_b,choice a,b,a b,c,item_b c,a,tie",
         "Item_1,Item_2,winner a,b,First b,c,c c,a,0.5",
         "option_a,option_b,which_won a,b,1 b,c,second c,a,Tie",
+        "first,second,won a,b,A b,c,C c,a,tie",  # names in another case; A is the item a
     ):
         pd.testing.assert_frame_equal(rank_items(table(text)).table, expected)
 
@@ -208,11 +210,28 @@ def test_a_number_is_a_name_only_if_other_answers_are_names() -> None:
     assert shares(["1.5", "", "TIE"], ["a"] * 3, ["b"] * 3) == [None, None, 0.5]
 
 
+def test_letters_are_sides_unless_an_item_has_this_name_and_names_ignore_case() -> None:
+    assert shares(["A", "b", "TEA"], ["tea"] * 3, ["mate"] * 3) == [1.0, 0.0, 1.0]
+    assert shares(["A", "b"], ["B", "A"], ["A", "B"]) == [0.0, 0.0]  # names of items
+    assert shares(["A"] * 2, ["tea", "a"], ["mate", "b"]) == [None, 1.0]
+    assert shares(["Tea", "tea", "TEA"], ["tea"] * 3, ["Tea"] * 3) == [0.0, 1.0, None]
+
+
+def test_other_names_of_columns_are_in_the_guide_and_in_the_message() -> None:
+    guide = (ROOT / "docs" / "howto" / "rank.md").read_text()
+    with pytest.raises(DataError) as error:
+        parse_comparisons(table("x,y a,b"))
+    names = "item_a option_a item_1 option_1 item_b option_b item_2 option_2 choice which_won won"
+    for name in (*names.split(), "preferred"):
+        assert f"`{name}`" in guide
+        assert name in str(error.value)
+
+
 REFUSED = {
     "winer,loser a,b": "the columns are winer, loser; it must have the columns",
     "winner,loser a,a": "line 2: loser is 'a'; winner is the same item",
     "winner,loser a,b ,b": "line 3: winner is ''; must be the name of an item",
-    "first,second,preference a,b,2": "line 2: preference is '2'; must be 1 or first, 0 or second,",
+    "first,second,preference a,b,2": "line 2: preference is '2'; must be first, 1 or A; second,",
     "winner,loser,count a,b,-1": "line 2: count is '-1'; must be a number from 0 to 1e9",
     "winner,loser,count a,b,0": "count is 0 in each row",
     "winner,loser,tie a,b,perhaps": "line 2: tie is 'perhaps'; must be yes, no, 1, 0 or empty",

@@ -256,8 +256,13 @@ def test_tables_sort_by_value_with_the_keyboard(page):
 
 
 def test_filled_marks_are_the_nondominated_points(page, folder):
+    """By exchanges, and by the bytes of each of the ten agents."""
     points = {
-        tau: (880 * (2 * tau % 15) + 2000, 2 * tau % 15, csv_curves(folder, tau)[:, -1].mean())
+        tau: (
+            (880 * (2 * tau % 15) + 2000) / 10,
+            2 * tau % 15,
+            csv_curves(folder, tau)[:, -1].mean(),
+        )
         for tau in range(1, 15)
     }
     without_the_hostile_run(page)  # which dominates all others
