@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from fldb_flower.bandit.estimate import CommonPrior
 
 _NOTABLE = 1.3  # least variance of a reported direction, relative to the mean
 _LEAST = 0.3  # least weight of a named feature, relative to the largest in a direction
+_LISTED = 5  # features of a direction in one line
 _UNSEEN = 1e-6  # of the largest eigenvalue of the information: that of a direction without answers
 
 
@@ -50,3 +51,17 @@ def directions_of(prior: CommonPrior, names: Sequence[str] | None = None) -> lis
         share = round(float(variances[place] / variances.sum()), 4)
         found.append({"share": share, "weights": weights})
     return found
+
+
+def features_of(direction: Mapping[str, Any]) -> str:
+    """Return the features of a direction of :func:`directions_of`, their signs, and its share.
+
+    Examples
+    --------
+    >>> from fldb_flower.bandit.directions import features_of
+    >>> features_of({"share": 0.9333, "weights": {"taxes": 0.7071, "welfare": -0.7071}})
+    'taxes (+), welfare (-): 93% of the variance'
+    """
+    signed = [f"{name} ({'+' if each > 0 else '-'})" for name, each in direction["weights"].items()]
+    more = f" and {len(signed) - _LISTED} more" if len(signed) > _LISTED else ""
+    return f"{', '.join(signed[:_LISTED])}{more}: {direction['share']:.0%} of the variance"

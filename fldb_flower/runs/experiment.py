@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fldb_flower.algorithms import Algorithm
-from fldb_flower.environments import stated
+from fldb_flower.bandit.directions import features_of
+from fldb_flower.environments import feature_names, stated
 from fldb_flower.errors import DataError, FldbError
 from fldb_flower.federation.history import History
 from fldb_flower.linalg.arrays import Array, join_parts, part_of
@@ -128,14 +129,17 @@ def conduct(
         raise
     finally:
         directory.close()
-    found = outcome(history.regret, history.log_loss, history.accuracy)
+    final = outcome(history.regret, history.log_loss, history.accuracy)
     say(
-        f"{describe(settings)} | {found},"
+        f"{describe(settings)} | {final},"
         f" {history.exchanges} exchanges, {_size(history.uploaded_bytes)} up,"
         f" {_size(history.downloaded_bytes)} down, {seconds:.1f} s"
     )
     for name, values in stated(settings).items():
         say(f"{name}: {', '.join(f'{key} {value}' for key, value in values.items())}")
+    found = history.directions(feature_names(settings)) if settings.num_agents > 1 else []
+    for direction in found[:1]:
+        say(f"agents differ most in {features_of(direction)}")
     plot = directory.path / PLOT
     say(f"results: {directory.path}" + (f"  plot: {plot}" if plot.exists() else ""))
 

@@ -16,7 +16,7 @@ from scipy.special import expit
 from clients.preference_agent import PreferenceAgent
 from clients.store import Synchronization
 from fldb_flower.algorithms import make_algorithm, run_rounds, structure
-from fldb_flower.bandit.directions import directions_of
+from fldb_flower.bandit.directions import directions_of, features_of
 from fldb_flower.bandit.estimate import MIXES, VARIANCES, CommonPrior
 from fldb_flower.bandit.streams import shared_generator
 from fldb_flower.errors import SettingsError
@@ -343,7 +343,7 @@ def test_directions_in_which_no_two_arms_differ_are_not_reported():
     assert directions_of(prior._replace(precision=np.zeros((3, 3)))) == []
 
 
-def test_results_of_a_study_name_the_features_in_which_people_differ(tmp_path):
+def test_results_of_a_study_name_the_features_in_which_people_differ(tmp_path, caplog):
     """Everybody likes green arms; half of the people like, and half dislike, expensive ones."""
     (tmp_path / "arms.csv").write_text(
         "arm,price,green\n" + "".join(f"{n},{n % 4},{n // 4}\n" for n in range(12))
@@ -357,13 +357,20 @@ def test_results_of_a_study_name_the_features_in_which_people_differ(tmp_path):
     (tmp_path / "duels.csv").write_text("person,first,second,preference\n" + "".join(rows))
     study = {"name": "duels", "path": str(tmp_path), "play": "replay"}
     values = {"num_agents": "auto", "dimension": "auto", "num_arms": 3, "environment": study}
-    run(settings(**values, horizon=40), tmp_path / "run")
+    with caplog.at_level("INFO", "fldb_flower"):
+        run(settings(**values, horizon=40), tmp_path / "run")
     summary, model = (
         json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("summary", "model")
     )
     assert summary["directions"] == model["directions"]
     assert list(model["directions"][0]["weights"]) == ["price"]
-    assert model["directions"][0]["share"] > 0.65
+    share = model["directions"][0]["share"]
+    assert share > 0.65
+    line = f"agents differ most in price (+): {share:.0%} of the variance"
+    assert caplog.messages[-2] == line
+    opposite = {"share": 0.5, "weights": dict(zip("abcdefg", (1, -1, 1, -1, 1, 1, 1), strict=True))}
+    expected = "a (+), b (-), c (+), d (-), e (+) and 2 more: 50% of the variance"
+    assert features_of(opposite) == expected
 
 
 def test_a_device_names_the_directions_of_the_last_broadcast(tmp_path):
