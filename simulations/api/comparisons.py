@@ -43,10 +43,11 @@ class Comparisons(NamedTuple):
 def read_comparisons(file: Path) -> Comparisons:
     """Return the comparisons in a file; see :func:`parse_comparisons`."""
     name = one_line(file)
-    lines: list[int] | None = None
+    lines: Sequence[int]
     try:
         if file.suffix.lower() in _EXCEL:
             table = pd.read_excel(file, dtype=str, keep_default_na=False)
+            lines = range(2, len(table) + 2)
         else:
             (_, header), *rows = read_rows(read_file(file, 2**30), _VALID)
             lines = [line for line, _ in rows]
@@ -65,13 +66,14 @@ def parse_comparisons(
 ) -> Comparisons:
     """Return the comparisons in a table; see :func:`simulations.api.ranking.rank_items`.
 
-    ``lines`` are the numbers of the rows in messages, by default as in a spreadsheet.
+    ``lines`` are the numbers of the rows in messages, by default those of the table's index.
     """
     columns = columns_of(table.columns)
     pair = next((form for form in _FORMS if all(columns.count(each) == 1 for each in form)), None)
     if pair is None:
         found = one_line(", ".join(map(str, table.columns)))[:200]
-        raise DataError(f"{name}: the columns are {found}; {_VALID}")
+        valid = _VALID.replace("be UTF-8 text with", "have")
+        raise DataError(f"{name}: the columns are {found}; {valid}")
     texts = {
         key: table.iloc[:, place].fillna("").astype(str).str.strip()
         for place, key in enumerate(columns)
@@ -84,8 +86,8 @@ def parse_comparisons(
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             value = shown(str(texts[column].iloc[row]))
-            line = row + 2 if lines is None else lines[row]
-            raise DataError(f"{name}: line {line}: {column} is {value}; {valid}")
+            where = f"row {table.index[row]}" if lines is None else f"line {lines[row]}"
+            raise DataError(f"{name}: {where}: {column} is {value}; {valid}")
 
     for column in pair[:2]:
         refuse(texts[column] == "", column, "must be the name of an item")

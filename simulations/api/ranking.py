@@ -20,7 +20,7 @@ import pandas as pd
 from fldb_flower.bandit import preference
 from fldb_flower.bandit.preference import link, residuals
 from fldb_flower.bandit.selection.informative import most_informative
-from fldb_flower.errors import ConvergenceError
+from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.linalg.arrays import Array
 from simulations.api.comparisons import Comparisons, parse_comparisons, read_comparisons
 
@@ -171,8 +171,8 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
     Raises
     ------
     DataError
-        A column is missing or a value is invalid; the message names the line of the file. Line 1
-        is the header.
+        A column is missing or a value is invalid. The message names the row of the DataFrame, or
+        the line of the file, whose line 1 is the header.
 
     Examples
     --------
@@ -188,6 +188,9 @@ def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ra
     """
     if isinstance(comparisons, pd.DataFrame):
         return _ranking(parse_comparisons(comparisons), ridge)
+    if not isinstance(comparisons, str | Path):
+        kind = type(comparisons).__name__
+        raise DataError(f"the comparisons must be a DataFrame or the path of a file, not {kind}")
     return _ranking(read_comparisons(Path(comparisons)), ridge)
 
 

@@ -273,7 +273,7 @@ def test_other_names_of_columns_are_in_the_guide_and_in_the_message() -> None:
 
 
 REFUSED = {
-    "winer,loser a,b": "the columns are winer, loser; it must be UTF-8 text with the columns",
+    "winer,loser a,b": "the columns are winer, loser; it must have the columns",
     "winner,loser a,a": "line 2: loser is 'a'; winner is the same item",
     "winner,loser a,b ,b": "line 3: winner is ''; must be the name of an item",
     "first,second,preference a,b,2": "line 2: preference is '2'; must be first, 1 or A; second,",
@@ -288,8 +288,19 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_table_that_cannot_be_used_is_refused_in_one_line_with_its_row(text: str) -> None:
     with pytest.raises(DataError) as error:
-        parse_comparisons(table(text), "answers.csv")
+        parse_comparisons(table(text), "answers.csv", range(2, 9))
     assert str(error.value).startswith(f"answers.csv: {REFUSED[text]}")
+
+
+def test_rows_of_a_data_frame_are_named_by_its_index() -> None:
+    answers = pd.DataFrame({"winner": ["a", "b"], "loser": ["b", "b"]}, index=["x", "y"])
+    for wrong, message in (
+        (answers, "^the table: row y: loser is 'b'; winner is the same item$"),
+        (answers[["loser"]], "^the table: the columns are loser; it must have the columns winner"),
+        (answers.to_dict(), "^the comparisons must be a DataFrame or the path of a file, not dict"),
+    ):
+        with pytest.raises(DataError, match=message):
+            rank_items(wrong)
 
 
 def test_files_have_commas_semicolons_tabs_or_are_of_excel(tmp_path: Path) -> None:
