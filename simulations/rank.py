@@ -34,6 +34,14 @@ _DRAWN = 60  # items in the figure
 _FURTHEST = 3  # people who differ most
 
 
+def _names(ranking: Ranking, most: int, width: int) -> list[str]:
+    """Return the names of the best items, with a star if they may be misspelt."""
+    return [
+        one_line(item)[:width] + " *" * (item in ranking.similar)
+        for item in ranking.table["item"].head(most)
+    ]
+
+
 def counts_of(ranking: Ranking) -> str:
     """Return the numbers of comparisons, items and people."""
     people = "" if ranking.people is None else f" by {len(ranking.people):,} people"
@@ -70,7 +78,7 @@ def text_of(ranking: Ranking) -> str:
     """Return the ranking as lines for a terminal."""
     table = ranking.table
     shown = table.head(_SHOWN).copy()
-    shown["item"] = [one_line(item)[:40] for item in shown["item"]]
+    shown["item"] = _names(ranking, _SHOWN, 40)
     for column in ("utility", "low", "high"):
         shown[column] = shown[column].map("{:+.2f}".format)
     shown["best"] = shown["best"].map("{:.0%}".format)
@@ -79,6 +87,8 @@ def text_of(ranking: Ranking) -> str:
     lines = [counts_of(ranking), "", shown.to_string(index=False)]
     if len(table) > _SHOWN:
         lines.append(f"... and {len(table) - _SHOWN} more in the CSV file")
+    for item, other in ranking.similar.items():
+        lines.append(one_line(f"* {item} was compared once; is it {other}?"))
     common, *own = (
         f"{right:.0%} of winners (log loss {loss:.3f})"
         for right, loss in zip(ranking.accuracy, ranking.log_loss, strict=True)
@@ -101,12 +111,14 @@ def draw(ranking: Ranking, figure: Figure) -> None:
         axes.hlines(places, utility - spread, utility + spread, color="#d5dbe1", linewidth=5)
     axes.hlines(places, table["low"], table["high"], color="#0072b2", linewidth=1.2)
     axes.plot(utility, places, "o", color="#0072b2", markersize=4)
-    axes.set_yticks(places, [one_line(item)[:30].replace("$", r"\$") for item in table["item"]])
+    axes.set_yticks(places, [name.replace("$", r"\$") for name in _names(ranking, _DRAWN, 30)])
     axes.set_ylim(len(table) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     what = "utility (logits), with 95% interval"
     if spread:
         what += "\ngrey: two thirds of people"
+    if ranking.similar:
+        what += "\n* compared once, may be misspelt"
     axes.set_xlabel(what)
 
 
@@ -127,6 +139,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=1.0,
         help="precision of the prior of each utility (default: 1)",
     )
+    parser.add_argument(
+        "--next",
+        metavar="N",
+        type=bounded(int, 1, 10_000),
+        default=0,
+        help="write the N most informative pairs to compare next to NAME-next.csv",
+    )
     arguments = parser.parse_args(argv)
     with interruptible():
         try:
@@ -136,6 +155,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             files = {path: ranking.table.to_csv(index=False)}
             if ranking.people is not None:
                 files[path.with_name(f"{name}-people.csv")] = ranking.people.to_csv()
+            if arguments.next:
+                pairs = ranking.next_pairs(arguments.next)
+                files[path.with_name(f"{name}-next.csv")] = pairs.to_csv(index=False)
             for file, text in files.items():
                 try:
                     replace_file(file, text.encode())

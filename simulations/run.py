@@ -117,6 +117,11 @@ def _job(config: DictConfig) -> float | None:
                 return attempt(work, directory, Path(HydraConfig.get().sweep.dir))
             work()
     except FldbError as error:  # Hydra would add lines
+        if not is_sweep and not any(
+            "run.dir" in each for each in HydraConfig.get().overrides.hydra
+        ):
+            with contextlib.suppress(OSError):  # the new folder is not empty
+                directory.rmdir()
         sys.exit(f"error: {one_line(error)}")
     return None
 

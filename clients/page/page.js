@@ -31,8 +31,11 @@ function spentOf({ epsilon, delta, max_epsilon, days, refused }) {
 }
 
 /** Return in words what the server can learn. */
-function privacyOf({ secure, privacy, minimum }) {
-  if (!secure) return minimum ? OPEN_SUMS.replace("over them", `over answers about at least ${plural(minimum, "different pair")}`) : OPEN_SUMS;
+function privacyOf({ secure, privacy, minimum, received, sent }) {
+  if (!secure) {
+    const none = received === null && !sent ? " Nothing has been sent so far." : "";
+    return (minimum ? OPEN_SUMS.replace("over them", `over answers about at least ${plural(minimum, "different pair")}`) : OPEN_SUMS) + none;
+  }
   return "Your answers stay on this device. Its reports are encrypted, and the server obtains only sums of them with noise, " +
     "with the help of a second party, the helper. What the server learns from your reports is differentially private, " +
     "whatever it asks and however many devices cooperate with it, as long as the helper follows the protocol and keeps its keys secret. " +

@@ -303,7 +303,8 @@ class DuelingBandit:
             With ``"suggest"``, the rule ``selection`` looks for the best arm and may repeat a pair.
             If it selects the same arm twice, the second arm is the one with the largest upper
             confidence bound among the others. ``"rank"`` selects the pair that teaches most about
-            all arms: pairs without an answer come first, then those with few answers.
+            all arms: pairs without an answer come first, then those with few answers. It is the
+            same pair until an answer is recorded.
 
         Returns
         -------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 
 from fldb_flower.bandit import preference
-from fldb_flower.bandit.preference import residuals
+from fldb_flower.bandit.preference import link, residuals
+from fldb_flower.bandit.selection.informative import most_informative
 from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.linalg.arrays import Array
 from simulations.api.comparisons import Comparisons, parse_comparisons, read_comparisons
@@ -70,7 +71,9 @@ class Ranking:
         Fraction of them whose winner is predicted; ties are ignored.
     notes : tuple of str
         Facts that limit what the ranking means: groups of items that were never compared, items
-        that never lost or never won, cycles, few answers, and names that may be misspelt.
+        that never lost or never won, cycles, few answers, and names that differ in case only.
+    similar : dict of str to str
+        Items that were compared once and may be misspelt, each with the item of a similar name.
 
     See Also
     --------
@@ -93,6 +96,54 @@ class Ranking:
     gain: tuple[float, float] | None
     accuracy: tuple[float, ...]
     notes: tuple[str, ...]
+    similar: dict[str, str]
+    _fit: Fit = field(repr=False)
+    _data: Comparisons = field(repr=False)
+
+    def next_pairs(self, count: int = 20) -> pd.DataFrame:
+        """Return the pairs to compare next, the most informative one first.
+
+        Each pair is selected as :meth:`DuelingBandit.propose` does with ``purpose="rank"``, as if
+        the pairs before it had been answered. Pairs without an answer come first, then those with
+        few answers. Which item of a pair is first is random. Of more than 300 items, 300 random
+        ones are compared for each pair.
+
+        Parameters
+        ----------
+        count : int
+            Number of pairs; at most all pairs of items.
+
+        Returns
+        -------
+        DataFrame
+            The columns ``first`` and ``second``, each pair once.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> import fldb_flower as fldb
+        >>> answers = pd.DataFrame({"winner": ["tea", "tea"], "loser": ["mate", "milk"]})
+        >>> sorted(fldb.rank_items(answers).next_pairs(1).iloc[0])
+        ['mate', 'milk']
+        """
+        fit, items, random = self._fit, self._data.items, np.random.default_rng(0)
+        root, times, pairs = _root(fit.covariance), dict[frozenset[int], float](), list[list[str]]()
+        for *pair, each in zip(self._data.first, self._data.second, self._data.times, strict=True):
+            key = frozenset(map(int, pair))
+            times[key] = times.get(key, 0.0) + each
+
+        def known(*pair: int) -> tuple[bool, float]:
+            return frozenset(pair) in times, times.get(frozenset(pair), 0.0)
+
+        for _ in range(min(count, len(items) * (len(items) - 1) // 2)):
+            one, other = most_informative(np.eye(len(items)), fit.utilities, root, known)
+            times[frozenset((one, other))] = np.inf
+            pairs.append([items[each] for each in random.permutation([one, other])])
+            spread = root[one] - root[other]
+            square, curvature = spread @ spread, link(fit.utilities[one] - fit.utilities[other])[1]
+            shrunk = (1.0 - 1.0 / np.sqrt(1.0 + curvature * square)) / square
+            root = root - shrunk * np.outer(root @ spread, spread)  # covariance with this answer
+        return pd.DataFrame(pairs, columns=["first", "second"])
 
 
 def rank_items(comparisons: pd.DataFrame | str | Path, ridge: float = 1.0) -> Ranking:
@@ -162,6 +213,9 @@ def _ranking(data: Comparisons, ridge: float) -> Ranking:
         None if is_one else _gain(data, losses[0] - losses[place]),
         tuple(float(decided @ each / decided.sum()) if decided.any() else np.nan for each in right),
         tuple(_notes(data)),
+        _similar(data),
+        fits[place],
+        data,
     )
 
 
@@ -302,12 +356,16 @@ def _left_out(data: Comparisons, point: Array, covariance: Array) -> Array:
     return predicted / np.sqrt(1.0 + np.pi / 8.0 * without)
 
 
+def _root(covariance: Array) -> Array:
+    """Return R with ``R R'`` = covariance."""
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+
+
 def _best(fit: Fit) -> Array:
     """Return the probability that each item has the largest utility, from seeded draws."""
     size, random = len(fit.utilities), np.random.default_rng(0)
-    values, vectors = np.linalg.eigh(fit.covariance)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    first = np.zeros(size)
+    root, first = _root(fit.covariance), np.zeros(size)
     for _ in range(_DRAWS // 1000):
         draws = fit.utilities + random.standard_normal((1000, size)) @ root.T
         first += np.bincount(draws.argmax(axis=1), minlength=size)
@@ -370,30 +428,27 @@ def _notes(data: Comparisons) -> Iterator[str]:
             f"people have {each:.1f} answers on average. With fewer than about {ENOUGH}, how much"
             " they differ cannot be estimated"
         )
-    yield from _doubtful(data)
-
-
-def _doubtful(data: Comparisons) -> Iterator[str]:
-    """Yield names that may be the same: in case only, or rare and similar to another one."""
     for kind, names in (("items", data.items), ("people", data.people)):
         spelt: dict[str, list[str]] = {}
         for name in names:
             spelt.setdefault(" ".join(name.casefold().split()), []).append(name)
         if same := [name for each in spelt.values() if len(each) > 1 for name in each]:
             yield f"{kind} differ in case only: {_listed(same)}"
-    size = len(data.items)
+
+
+def _similar(data: Comparisons) -> dict[str, str]:
+    """Return items that were compared once, each with the item of a similar name."""
+    size, similar = len(data.items), dict[str, str]()
     count = np.bincount(data.first, data.times, size) + np.bincount(data.second, data.times, size)
     digits = ["".join(filter(str.isdigit, item)) for item in data.items]
-    similar = []
     for rare in np.flatnonzero(count == 1.0)[:_CHECKED]:
         others = [
             item for number, item in enumerate(data.items)
             if number != rare and digits[number] == digits[rare]
         ]  # fmt: skip
         if close := difflib.get_close_matches(data.items[rare], others, 1, 0.8):
-            similar.append(f"{data.items[rare]} (similar to {close[0]})")
-    if similar:
-        yield f"compared once: {_listed(similar)}"
+            similar[data.items[rare]] = close[0]
+    return similar
 
 
 def _names(data: Comparisons, items: Array) -> str:

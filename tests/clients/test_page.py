@@ -857,13 +857,15 @@ def test_texts_by_hand(page, start):
     script = "return arguments[0].map((s) => inWords(Date.now() / 1000 - s - 0.5))"
     assert page.execute_script(script, list(TIMES)) == list(TIMES.values())
     assert call("inWords", None) == "never"
-    plain = call("privacyOf", {"secure": False, "privacy": None})
-    assert texts(page, "header p") == [plain]
-    assert plain.endswith(
-        "the operator of the server can compute what you prefer, and single answers."
-    )
-    known = call("privacyOf", {"secure": False, "privacy": None, "minimum": 9})
-    assert "Only sums over answers about at least 9 different pairs are sent. From" in known
+    open_sums = {"secure": False, "privacy": None, "sent": 0}
+    alone = call("privacyOf", {**open_sums, "received": None})
+    wait(lambda: texts(page, "header p") == [alone])
+    claim = "the operator of the server can compute what you prefer, and single answers."
+    assert alone.endswith(f"{claim} Nothing has been sent so far.")
+    for changes in ({"received": 5}, {"received": None, "sent": 9}):
+        known = call("privacyOf", {**open_sums, **changes, "minimum": 9})
+        assert "only sums over answers about at least 9 different pairs are sent. From" in known
+        assert known.endswith(claim)
     spent = {"epsilon": 1.8122, "delta": 1e-6, "max_epsilon": 3, "days": None, "refused": False}
     secure = call("privacyOf", {"secure": True, "privacy": spent})
     assert [sentence.strip() for sentence in re.split(r"\.(?= |$)", secure)] == [

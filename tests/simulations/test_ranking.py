@@ -1,5 +1,6 @@
 """Rankings of items from comparisons, against choix, scikit-learn, SciPy and hand-worked cases."""
 
+import itertools
 from pathlib import Path
 from statistics import NormalDist
 
@@ -182,14 +183,58 @@ def test_notes_name_few_answers_and_names_that_may_be_the_same() -> None:
     answers = table(
         "person,winner,loser,count Anna,Aero_2,Kite,2 anna,Kite,Areo_2,1 Ben,Kite,Aero_2,9"
     )
-    few, case, similar = rank_items(answers).notes[-3:]
+    few, case = rank_items(answers).notes[-2:]
     assert few.startswith("people have 4.0 answers on average. With fewer than about 10,")
     assert case == "people differ in case only: Anna, anna"
-    assert similar == "compared once: Areo_2 (similar to Aero_2)"
+    assert rank_items(answers).similar == {"Areo_2": "Aero_2"}
+    lines = rank.text_of(rank_items(answers)).splitlines()
+    place = lines.index("* Areo_2 was compared once; is it Aero_2?")
+    assert all(each in "".join(lines[2:place]) for each in ("Areo_2 *", "Aero_2 ", "Kite "))
+    assert "".join(lines[2:place]).count("*") == 1
     numbered = answers.replace("Areo_2", "Aero_3").assign(count=20)
+    assert not rank_items(numbered).similar
     assert [note.partition(":")[0] for note in rank_items(numbered).notes] == [
         "never won", "people differ in case only",
     ]  # fmt: skip
+
+
+def test_the_next_pairs_are_new_informative_and_each_once() -> None:
+    """Each pair has the largest gain, by brute force with explicit inverses of the precision."""
+    text = "winner,loser,count a,b,3 b,c,1 c,d,1 d,e,2 a,e,4"
+    found = rank_items(table(text), 0.5)
+    utilities = found.table.set_index("item")["utility"]
+    names, precision = [*"abcde"], 0.5 * np.eye(5)
+    compared = {"ab": 3, "bc": 1, "cd": 1, "de": 2, "ae": 4}
+
+    def curvature(difference: float) -> float:
+        return 1.0 / (2.0 + np.exp(difference) + np.exp(-difference))
+
+    def vector(pair: str) -> np.ndarray:
+        return np.array([(name == pair[0]) - float(name == pair[1]) for name in names])
+
+    def add(pair: str, times: float) -> None:
+        nonlocal precision
+        gained = times * curvature(utilities[pair[0]] - utilities[pair[1]])
+        precision = precision + gained * np.outer(vector(pair), vector(pair))
+
+    for pair, times in compared.items():
+        add(pair, times)
+    left, expected = {"".join(pair) for pair in itertools.combinations(names, 2)}, []
+    for is_new in [True] * 5 + [False] * 5:
+        gains = {}
+        for pair in left:
+            if (pair not in compared) == is_new:
+                square = vector(pair) @ np.linalg.solve(precision, vector(pair))
+                logit = (utilities[pair[0]] - utilities[pair[1]]) / np.sqrt(1 + np.pi / 8 * square)
+                gain = np.log1p(curvature(logit) * square)
+                gains[pair] = gain / (1 + compared.get(pair, 0))
+        expected.append(max(gains, key=gains.get))
+        left.remove(expected[-1])
+        add(expected[-1], 1)
+    pairs = found.next_pairs(99)
+    assert ["".join(sorted(pair)) for pair in pairs.to_numpy()] == expected
+    assert 0 < (pairs["first"] < pairs["second"]).sum() < 10  # the order in a pair is random
+    pd.testing.assert_frame_equal(found.next_pairs(3), pairs[:3])
 
 
 def test_other_names_of_columns_and_the_name_of_the_winner_are_read() -> None:
@@ -279,7 +324,10 @@ def test_the_command_prints_and_writes_the_ranking(
 ) -> None:
     file = tmp_path / "answers.csv"
     drawn(8, 4, 20).to_csv(file, index=False)
-    rank.main([str(file), "--output", str(tmp_path / "out")])
+    rank.main([str(file), "--output", str(tmp_path / "out"), "--next", "4"])
+    following = pd.read_csv(tmp_path / "out-next.csv")
+    assert [*following] == ["first", "second"]
+    assert len({frozenset(pair) for pair in following.to_numpy()}) == 4
     output = capsys.readouterr().out
     assert "A ranking for each person predicts" in output
     assert output.startswith("160 comparisons of 4 items by 8 people\n")

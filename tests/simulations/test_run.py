@@ -159,6 +159,16 @@ def test_help_lists_every_setting_with_its_description():
             assert ", ".join(entry.choices) in text
 
 
+def test_a_refused_run_leaves_no_folder_but_the_one_that_was_named(in_process, tmp_path):
+    named = tmp_path / "mine"
+    named.mkdir()
+    for words in ((), (f"hydra.run.dir={named}",)):
+        status, *_ = in_process(run.main, "run", "environment=duels", "environment.path=x", *words)
+        assert "x/duels.csv: cannot be read" in status
+    assert [*tmp_path.glob("outputs/*/*")] == []
+    assert named.is_dir()
+
+
 @pytest.mark.slow
 def test_each_run_has_its_own_directory_and_a_directory_with_a_run_is_refused(tmp_path):
     for _ in range(2):
