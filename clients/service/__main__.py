@@ -116,15 +116,15 @@ def serve(arguments: argparse.Namespace) -> None:
             body_seconds=arguments.request_seconds,
             connections=arguments.max_connections,
         )
-        if catalogue is not None and catalogue.hides_features:
-            found = one_line(arguments.arms)
-            _say(f"note: {found}: an arm with a text or an image is shown without its features")
         if remote:
             _say(
                 f"warning: anybody who reaches {host} and has the token can read and answer duels;"
                 " nothing is encrypted, not even the token"
             )
         print(f"http://{http.address(host, listener)}/#token={token}", flush=True)
+        if catalogue is not None and catalogue.hides_features:
+            found = one_line(arguments.arms)
+            _say(f"note: {found}: an arm with a text or an image is shown without its features")
         limits = Limits(arguments.max_connections, arguments.request_seconds)
         tokens = [token, *([] if node is None else [node.token])]
         http.serve(
