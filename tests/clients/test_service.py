@@ -1223,7 +1223,7 @@ def test_a_remote_service_warns_and_options_reach_the_service(tmp_path, start_se
     assert shown["expires"] == pytest.approx(time.time() + 60, abs=10)
     status, stderr = service.stop(signal.SIGINT)
     assert status == 128 + signal.SIGINT
-    assert re.fullmatch(r"warning: .*0\.0\.0\.0.*encrypted.*\nstopped\n", stderr)
+    assert re.fullmatch(r"warning: .*0\.0\.0\.0.*encrypted.*\nnote: .*\nstopped\n", stderr)
 
 
 # ---- Starting
