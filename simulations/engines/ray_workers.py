@@ -130,12 +130,27 @@ class RayWorkers:
             self._shards = split(shards, self._free_cpus(len(shards)))
             opened.callback(lambda: [self._ray.kill(actor) for actor in self._actors])
             self._actors += [self._actor(part, num_cpus=1) for part in self._shards]
-            started = [actor.__ray_ready__.remote() for actor in self._actors]
-            try:
-                self._ray.get(started, timeout=START_SECONDS)
-            except self._ray.exceptions.RayError as error:
-                raise _failure(error) from None
+            self._await_start()
             self.close = opened.pop_all().close  # ends actors, and the connection or the cluster
+
+    def _await_start(self) -> None:
+        """Wait until all actors run. Ray may have placed one on a node that was just lost."""
+        end = time.monotonic() + START_SECONDS
+        for _ in range(ATTEMPTS):
+            started = [actor.__ray_ready__.remote() for actor in self._actors]
+            lost: dict[int, Exception] = {}
+            for at, ready in enumerate(started):
+                try:
+                    self._ray.get(ready, timeout=max(0.0, end - time.monotonic()))
+                except self._ray.exceptions.RayError as error:
+                    if isinstance(error, TimeoutError):
+                        raise _failure(error) from None
+                    lost[at] = error
+            if not lost:
+                return
+            for at, reason in lost.items():
+                self._replace(at, reason)
+        raise _failure(reason)
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the group of each shard; return what each returned."""

@@ -267,10 +267,10 @@ class LostError(Exception):
 
 
 class FakeRay:
-    """Ray whose actors are objects of this process."""
+    """Ray whose actors are objects of this process; the first ones may be lost at their start."""
 
-    def __init__(self):
-        self.actors = []
+    def __init__(self, lost_at_start=0):
+        self.actors, self.lost_at_start = [], lost_at_start
         self.exceptions = SimpleNamespace(
             RayError=LostError, RayTaskError=(), GetTimeoutError=TimeoutError
         )
@@ -286,8 +286,11 @@ class FakeRay:
 
     def remote(self, kind):
         def create(*arguments):
-            worker = kind(*arguments)
-            actor = SimpleNamespace(lost=False, __ray_ready__=SimpleNamespace(remote=lambda: None))
+            worker, started = kind(*arguments), None
+            if len(self.actors) < self.lost_at_start:
+                started = LostError("The actor never ran")
+            ready = SimpleNamespace(remote=lambda: started)
+            actor = SimpleNamespace(lost=False, __ray_ready__=ready)
 
             def reply(method, values):
                 return LostError("lost") if actor.lost else worker.reply(method, values)
@@ -306,6 +309,20 @@ class FakeRay:
             if isinstance(each, LostError):
                 raise each
         return results
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 100])
+def test_an_actor_that_is_lost_before_it_runs_is_replaced(lost, monkeypatch):
+    """Ray may place it on a node that was just lost."""
+    ray = FakeRay(lost)
+    monkeypatch.setattr(ray_workers, "connected", lambda: contextlib.nullcontext(ray))
+    values = {**SIZES, "num_agents": 160, "horizon": 6}
+    if lost == 100:
+        with pytest.raises(FederationError, match="an actor of Ray failed: The actor never ran"):
+            fldb.run(values, engine_workers="ray")
+        return
+    same(fldb.run(values, engine_workers=1), fldb.run(values, engine_workers="ray"))
+    assert len(ray.actors) == 2 + lost
 
 
 def test_an_error_while_a_lost_state_is_restored_ends_the_run(monkeypatch):
