@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,27 +130,9 @@ class RayWorkers:
             self._shards = split(shards, self._free_cpus(len(shards)))
             opened.callback(lambda: [self._ray.kill(actor) for actor in self._actors])
             self._actors += [self._actor(part, num_cpus=1) for part in self._shards]
-            self._await_start()
+            # Ray may have placed an actor on a node that was just lost.
+            self._from_each(lambda at: self._actors[at].__ray_ready__.remote(), START_SECONDS)
             self.close = opened.pop_all().close  # ends actors, and the connection or the cluster
-
-    def _await_start(self) -> None:
-        """Wait until all actors run. Ray may have placed one on a node that was just lost."""
-        end = time.monotonic() + START_SECONDS
-        for _ in range(ATTEMPTS):
-            started = [actor.__ray_ready__.remote() for actor in self._actors]
-            lost: dict[int, Exception] = {}
-            for at, ready in enumerate(started):
-                try:
-                    self._ray.get(ready, timeout=max(0.0, end - time.monotonic()))
-                except self._ray.exceptions.RayError as error:
-                    if isinstance(error, TimeoutError):
-                        raise _failure(error) from None
-                    lost[at] = error
-            if not lost:
-                return
-            for at, reason in lost.items():
-                self._replace(at, reason)
-        raise _failure(reason)
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the group of each shard; return what each returned."""
@@ -190,14 +172,22 @@ class RayWorkers:
             raise FederationError(text) from None
 
     def _call(self, method: str, sent: Sequence[Any]) -> list[Any]:
+        return joined(self._from_each(lambda at: self._actors[at].reply.remote(method, sent[at])))
+
+    def _from_each(self, ask: Callable[[int], Any], seconds: float | None = None) -> list[Any]:
+        """Return the reply of each actor; one that is lost is replaced and asked again."""
         replies: dict[int, Any] = {}
+        end = None if seconds is None else time.monotonic() + seconds
         for _ in range(ATTEMPTS):
-            missing = [at for at in range(len(sent)) if at not in replies]
-            calls = {at: self._actors[at].reply.remote(method, sent[at]) for at in missing}
+            missing = [at for at in range(len(self._actors)) if at not in replies]
+            calls = {at: ask(at) for at in missing}
             lost: dict[int, Exception] = {}
             for at, call in calls.items():
+                left = None if end is None else max(0.0, end - time.monotonic())
                 try:
-                    *replayed, reply = self._ray.get([*self._replayed.get(at, ()), call])
+                    *replayed, reply = self._ray.get(
+                        [*self._replayed.get(at, ()), call], timeout=left
+                    )
                 except self._ray.exceptions.RayError as error:
                     lost[at] = error
                 else:
@@ -205,17 +195,18 @@ class RayWorkers:
                     self._replayed.pop(at, None)
                     replies[at] = reply
             if not lost:
-                return joined([replies[at] for at in range(len(sent))])
+                return [replies[at] for at in range(len(self._actors))]
             for at, reason in lost.items():
                 self._replace(at, reason)
-            count = f"{len(lost)} of {len(sent)}"
+            count = f"{len(lost)} of {len(self._actors)}"
             _LOG.warning("Ray lost %s actors; others play their agents again", count)
         raise _failure(reason)
 
     def _replace(self, at: int, error: Exception) -> None:
         """Start another actor for the shards of a lost one, in the state before the call."""
         fails_again = getattr(error, "actor_init_failed", False)
-        if fails_again or isinstance(error, self._ray.exceptions.RayTaskError):
+        is_final = isinstance(error, (self._ray.exceptions.RayTaskError, TimeoutError))
+        if fails_again or is_final:
             raise _failure(error) from None
         self._ray.kill(self._actors[at])  # it may only be out of reach
         # All CPUs may be taken by the other actors, so it demands none. An actor without any demand
