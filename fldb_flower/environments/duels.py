@@ -63,10 +63,11 @@ class Duels:
     @staticmethod
     def caution(settings: Settings) -> str | None:
         """Return a line about people that predict leaves out because of the horizon."""
-        study = read_study(settings.environment.path)
-        answers = study.answers[study.answers >= settings.environment.min_answers]
-        few = np.count_nonzero(answers < settings.horizon)
-        if settings.environment.play != "predict" or not few:
+        if settings.environment.play != "predict":
+            return None
+        answers = read_study(settings.environment.path).answers
+        answers = answers[answers >= settings.environment.min_answers]
+        if not (few := np.count_nonzero(answers < settings.horizon)):
             return None
         return (
             f"{few} of {len(answers)} people have fewer than horizon={settings.horizon} answers and"

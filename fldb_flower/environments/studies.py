@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from fldb_flower.bandit.preference import PREFERENCES
 from fldb_flower.environments.arms import error_at, indicators, parse_arms, read_rows
 from fldb_flower.errors import DataError, one_line
 from fldb_flower.linalg.arrays import FloatArray, IntArray, finite_number
@@ -39,7 +40,7 @@ _VALID = (
     f"it must be UTF-8 text with the header {','.join(COLUMNS)} and one duel per line"
     f" ({OTHER_NAMES} or winner)"
 )
-_WORDS, _LETTERS = {"first": 1.0, "second": 0.0, "tie": 0.5}, {"a": 1.0, "b": 0.0}
+_LETTERS = {"a": 1.0, "b": 0.0}
 _T = TypeVar("_T")
 
 
@@ -162,7 +163,7 @@ def shares(
     """
     named = [*map(_named, answers, firsts, seconds)]
     has_letters = _LETTERS.keys() & {item.lower() for item in (*firsts, *seconds)}
-    known = _WORDS if has_letters else _WORDS | _LETTERS
+    known = PREFERENCES if has_letters else PREFERENCES | _LETTERS
     words = {answer: known.get(columns_of([answer])[0]) for answer in {*answers}}
     for answer in words:
         number = finite_number(answer)

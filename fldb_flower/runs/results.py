@@ -89,7 +89,7 @@ class RunDirectory(ResultsDirectory):
         summary = files.pop(SUMMARY)
         for name, content in files.items():
             self.write(name, content)
-        if self._settings.plot and (history.regret or history.log_loss is None):
+        if self._settings.plot and not predicts_only(history.regret, history.log_loss):
             plot_regret(self.path / PLOT, history, self._settings)
         self.write(SUMMARY, summary)
         _discard_checkpoint(self.path)
@@ -144,9 +144,14 @@ def result_files(
     return files | {SUMMARY: json_bytes(_summary(settings, history, runtime_seconds))}
 
 
+def predicts_only(regret: float, log_loss: float | None) -> bool:
+    """Return whether a run with this final regret and log loss had predictions but no regret."""
+    return not regret and log_loss is not None
+
+
 def outcome(regret: float, log_loss: float | None, accuracy: float | None) -> str:
     """Return the final regret of a run as text, or what it predicted if it had no regret."""
-    if regret or log_loss is None:
+    if not predicts_only(regret, log_loss):
         return f"final regret {regret:.2f} per agent"
     right = "" if accuracy is None else f", accuracy {accuracy:.0%}"
     return f"final log loss {log_loss:.3f}{right}"

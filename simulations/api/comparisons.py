@@ -16,9 +16,9 @@ from fldb_flower.linalg.arrays import Array
 from fldb_flower.system.files import read_file
 
 _FORMS = ("winner", "loser"), ("first", "second", "preference")
-_VALID = (
-    f"it must be UTF-8 text with the columns {' or '.join(map(','.join, _FORMS))}"
-    f" ({OTHER_NAMES}); person, tie and count are optional"
+_COLUMNS = (
+    f"the columns {' or '.join(map(','.join, _FORMS))} ({OTHER_NAMES}); person, tie and count are"
+    " optional"
 )
 _YES, _NO = {"1", "true", "yes", "y", "tie"}, {"", "0", "false", "no", "n"}
 _EXCEL = (".xls", ".xlsx", ".xlsm", ".ods")
@@ -49,7 +49,9 @@ def read_comparisons(file: Path) -> Comparisons:
             table = pd.read_excel(file, dtype=str, keep_default_na=False)
             lines = range(2, len(table) + 2)
         else:
-            (_, header), *rows = read_rows(read_file(file, 2**30), _VALID)
+            (_, header), *rows = read_rows(
+                read_file(file, 2**30), f"it must be UTF-8 text with {_COLUMNS}"
+            )
             lines = [line for line, _ in rows]
             table = pd.DataFrame([row for _, row in rows], columns=header, dtype=str)
     except ImportError as error:
@@ -72,8 +74,7 @@ def parse_comparisons(
     pair = next((form for form in _FORMS if all(columns.count(each) == 1 for each in form)), None)
     if pair is None:
         found = one_line(", ".join(map(str, table.columns)))[:200]
-        valid = _VALID.replace("be UTF-8 text with", "have")
-        raise DataError(f"{name}: the columns are {found}; {valid}")
+        raise DataError(f"{name}: the columns are {found}; it must have {_COLUMNS}")
     texts = {
         key: table.iloc[:, place].fillna("").astype(str).str.strip()
         for place, key in enumerate(columns)
