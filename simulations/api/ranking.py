@@ -127,6 +127,7 @@ class Ranking:
         ['mate', 'milk']
         """
         fit, items, random = self._fit, self._data.items, np.random.default_rng(0)
+        arms = np.eye(len(items))
         root, times, pairs = _root(fit.covariance), dict[frozenset[int], float](), list[list[str]]()
         for *pair, each in zip(self._data.first, self._data.second, self._data.times, strict=True):
             key = frozenset(map(int, pair))
@@ -136,7 +137,7 @@ class Ranking:
             return frozenset(pair) in times, times.get(frozenset(pair), 0.0)
 
         for _ in range(min(count, len(items) * (len(items) - 1) // 2)):
-            one, other = most_informative(np.eye(len(items)), fit.utilities, root, known)
+            one, other = most_informative(arms, fit.utilities, root, known)
             times[frozenset((one, other))] = np.inf
             pairs.append([items[each] for each in random.permutation([one, other])])
             spread = root[one] - root[other]

@@ -45,11 +45,7 @@ DARK = {"#1a2027": "#e8ecf1", "#dfe3e8": "#36404b", "#56606b": "#a3aeba", "#ffff
 _INK, _GRID, _MUTED, _PAPER = DARK
 _SHOWN_ALONE = ("algorithm", "environment.name", "schedule.name", "engine.name", "selection")
 _FINAL, _REGRET = NUMBERS[0], "cumulative regret per agent"
-_PER_AGENT = "bytes per agent"
-_COSTS = {
-    "exchanges": ("exchanges", ["exchanges"]),
-    "bytes": (_PER_AGENT, ["uploaded_bytes", "downloaded_bytes"]),
-}  # titles and numbers of the charts
+_COSTS = {"exchanges": "exchanges", "bytes": "bytes per agent"}  # of the charts, and their titles
 _CHANNELS = {"color": "algorithm", "dash": "tau", "marker": "num_agents"}
 _TITLES = {
     "uploaded_bytes": "bytes up",
@@ -89,6 +85,10 @@ class Data:
         self.measures = [*predictions(runs), *NUMBERS[1:]]
         summaries = [run.summary for run in runs]
         self.numbers = pd.DataFrame(summaries, columns=[_FINAL, *self.measures], dtype=float)
+        counts = [run.settings.get("num_agents") for run in runs]
+        agents = [each if isinstance(each, int) else 1 for each in counts]
+        size = self.numbers["uploaded_bytes"] + self.numbers["downloaded_bytes"]
+        self.costs = {"exchanges": self.numbers["exchanges"], "bytes": size / agents}
 
     def ways_to_group(self) -> dict[str, list[str]]:
         """Return the settings whose equal values form a group, by title."""
@@ -204,22 +204,17 @@ class Data:
             )  # fmt: skip
         return figure
 
-    def _agents(self, place: int) -> int:
-        agents = self.runs[place].settings.get("num_agents")
-        return agents if isinstance(agents, int) else 1
-
-    def cost_chart(self, groups: Sequence[Group], title: str, names: list[str]) -> go.Figure:
+    def cost_chart(self, groups: Sequence[Group], cost: str) -> go.Figure:
         """Return the final regret of each group against a cost."""
+        title = _COSTS[cost]
         figure = _figure(title, "final regret per agent")
         figure.update_layout(showlegend=False, xaxis_rangemode="normal")
         for number, group in enumerate(groups):
-            own = self.numbers.iloc[group.places]
-            error = own[_FINAL].sem() if len(own) > 1 else 0.0
-            cost = own[names].sum(axis=1)
-            if title == _PER_AGENT:
-                cost /= [self._agents(place) for place in group.places]
+            regret = self.numbers[_FINAL].iloc[group.places]
+            error = regret.sem() if len(regret) > 1 else 0.0
+            x = self.costs[cost].iloc[group.places].mean()
             figure.add_scatter(
-                x=[cost.mean()], y=[own[_FINAL].mean()], customdata=[error],
+                x=[x], y=[regret.mean()], customdata=[error],
                 mode="markers", meta=number, name=_short(group.label),
                 error_y={"array": [error], "thickness": 1.5},
                 hovertemplate=f"{title} %{{x:,.5~s}}<br>regret %{{y:,.2f}} ± %{{customdata:,.2f}}",
@@ -390,7 +385,7 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
     groupings = {}
     for title, by in data.ways_to_group().items():
         groups = data.groups(by)
-        charts = {name: data.cost_chart(groups, *cost) for name, cost in _COSTS.items()}
+        charts = {cost: data.cost_chart(groups, cost) for cost in _COSTS}
         groupings[title] = {
             "charts": {"regret": data.regret_chart(groups), **charts},
             "table": data.group_table(groups),

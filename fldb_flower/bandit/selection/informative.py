@@ -33,10 +33,10 @@ def most_informative(
     drawn = np.arange(len(arms))
     if len(arms) > MOST_COMPARED:
         drawn = np.sort(np.random.default_rng().choice(drawn, MOST_COMPARED, replace=False))
+    arms = arms[drawn]
     firsts, seconds = np.triu_indices(len(drawn), 1)
-    firsts, seconds = drawn[firsts], drawn[seconds]
-    logits = (arms @ theta)[firsts] - (arms @ theta)[seconds]
-    spread = whitened(arms, whitener)
+    rewards, spread = arms @ theta, whitened(arms, whitener)
+    logits = rewards[firsts] - rewards[seconds]
     squares = ((spread[firsts] - spread[seconds]) ** 2).sum(axis=1)
     curvatures = link(logits / np.sqrt(1.0 + np.pi / 8.0 * squares))[1]
     information = np.log1p(curvatures * squares)
@@ -44,8 +44,8 @@ def most_informative(
     for pair in np.argsort(-information, kind="stable").tolist():
         if (True, information[pair]) <= most:
             break
-        asked, times = known(int(firsts[pair]), int(seconds[pair]))
+        asked, times = known(int(drawn[firsts[pair]]), int(drawn[seconds[pair]]))
         if (value := (not asked, information[pair] / (1 + times))) > most:
             best, most = pair, value
-    first, second = int(firsts[best]), int(seconds[best])
+    first, second = int(drawn[firsts[best]]), int(drawn[seconds[best]])
     return (first, second) if logits[best] >= -step else (second, first)
