@@ -45,7 +45,7 @@ _NAMES = {"num_agents": "N", "num_arms": "K"}  # of settings in labels
 _SYMBOLS = {"tau": r"\tau", "sigma^2": r"\sigma^2"}
 _AXES = {"tau": r"communication period $\tau$", "rounds": "communication rounds"}
 _COUNTS = ("rounds", "exchanges", "uploaded_bytes", "downloaded_bytes")
-_FAR = 4.0
+_FAR = 4.0  # ratio of the ends of curves above which an axis is logarithmic
 _ESTIMATES = ("log_loss", "accuracy", "heterogeneity")  # of algorithms that have them
 
 PANELS = {

@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean as mean
 from statistics import median
@@ -59,11 +59,18 @@ def decimals(middle: float, error: float) -> int:
     return min(max(0, least, min(three, most)), 3)
 
 
-def mean_sem(values: Sequence[float], digits: int | None = None) -> str:
+def mean_sem(
+    values: Sequence[float], digits: int | None = None, number: Callable[[float, int], str] = fixed
+) -> str:
     """Format ``mean ± standard error``, by default with :func:`decimals`."""
     middle, error = mean(values), sem(values)
     digits = decimals(middle, error) if digits is None else digits
-    return f"{fixed(middle, digits)} ± {fixed(error, digits)}"
+    return f"{number(middle, digits)} ± {fixed(error, digits)}"
+
+
+def signed_sem(values: Sequence[float], digits: int | None = None) -> str:
+    """Format ``mean ± standard error`` of differences, with a sign."""
+    return mean_sem(values, digits, signed)
 
 
 def paired(less: Sequence[float], more: Sequence[float]) -> list[float]:
@@ -108,18 +115,21 @@ def verdict(reference: Sequence[float], values: Sequence[float], margin: float =
     return "larger" if middle > 0 else "smaller"
 
 
-def signed_sem(values: Sequence[float]) -> str:
-    """Format ``mean ± standard error`` of differences, with a sign."""
-    middle, error = mean(values), sem(values)
-    digits = decimals(middle, error)
-    return f"{signed(middle, digits)} ± {fixed(error, digits)}"
+def against_alone(studies: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the tuned studies by the verdict on FLDB-Personal, against :func:`best_alone`."""
+    found: dict[str, list[str]] = {}
+    for study, row in studies.items():
+        if "personal_tuned" in row:
+            word = verdict(best_alone(row)["regret"], row["personal_tuned"]["regret"])
+            found.setdefault(word, []).append(study)
+    return found
 
 
 def difference(reference: Sequence[float], values: Sequence[float], digits: int = 1) -> str:
     """Format the difference ``values - reference``, paired by seed, with its :func:`verdict`."""
     own, word = paired(reference, values), verdict(reference, values)
     shown = "equal within 10%" if word == "equal" else word
-    return f"{signed(mean(own), digits)} ± {fixed(sem(own), digits)} ({shown})"
+    return f"{signed_sem(own, digits)} ({shown})"
 
 
 def page_of(template: Path) -> Path:
@@ -138,13 +148,14 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
         autoescape=False,  # Markdown, not HTML
     )
     environment.filters.update(
-        mean=mean, median=median, sem=sem, mean_sem=mean_sem, fixed=fixed, signed=signed
-    )
-    environment.filters["signed_sem"] = signed_sem
+        mean=mean, median=median, sem=sem, mean_sem=mean_sem, signed_sem=signed_sem, fixed=fixed,
+        signed=signed,
+    )  # fmt: skip
     environment.globals.update(paired=paired, holds=holds, capacity=capacity)
     environment.globals.update(
-        best_alone=best_alone, verdict=verdict, difference=difference, tuning=tuning
-    )
+        best_alone=best_alone, against_alone=against_alone, verdict=verdict, difference=difference,
+        tuning=tuning,
+    )  # fmt: skip
     environment.globals["repository"] = _PROJECT["urls"]["Repository"]
     rendered = {}
     for template in sorted(TEMPLATES.rglob("*.md.j2")):

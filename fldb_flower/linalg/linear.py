@@ -24,7 +24,7 @@ Whitener: TypeAlias = Array
 _TINY = sys.float_info.min  # lower bound of a diagonal entry, so that dividing by it is defined
 _INDEFINITE = 1e-6  # an eigenvalue of the scaled matrix below minus this is no rounding error
 _SMALL = 16  # size from which an inverse is computed by halves, and LAPACK is used for forms
-_LARGE = 1e300
+_LARGE = 1e300  # corner of a bordered matrix, above any form: the matrix is positive definite
 _CACHED = 2**13  # numbers of an array of which several fit in a processor's cache
 
 
