@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT
 
 import fldb_flower as fldb
+from fldb_flower.bandit.selection.informative import most_informative
 from fldb_flower.errors import ConvergenceError
 
 
@@ -240,6 +241,18 @@ def test_scikit_learn_clones_and_validates():
         learner, {"ridge": [0.1, 1000.0]}, scoring="neg_log_loss", cv=3
     ).fit(x, y)
     assert search.best_params_ == {"ridge": 0.1}
+
+
+def test_the_most_informative_pair_of_many_arms_is_named_by_its_places():
+    """Of 2,000 arms, 300 are compared. Without answers, the first candidate is the pair."""
+    arms, asked = np.random.default_rng(0).normal(size=(2000, 3)), []
+
+    def known(one, other):
+        asked.append({one, other})
+        return False, 0.0
+
+    pair = most_informative(arms, np.zeros(3), np.eye(3), known)
+    assert asked == [set(pair)]
 
 
 def test_answers_may_be_words():

@@ -134,6 +134,18 @@ def test_the_headline_compares_tuned_widths():
         assert f"{np.mean(run['exchanges']):,.0f}" in page
 
 
+def test_studies_are_compared_with_the_better_way_of_learning_alone():
+    """In the first study that is LDB, in the second ``alone``; the third is not tuned."""
+    close, far, own = [10.0, 11, 12], [20.0, 21, 23], [15.0, 16, 17.5]
+    runs = {"ldb": [close, far], "alone": [far, close], "personal": [own, [5.0, 6, 6.5]]}
+    studies = {
+        study: {f"{name}_tuned": {"regret": each[place]} for name, each in runs.items()}
+        for place, study in enumerate(["first", "second"])
+    }
+    found = documents.against_alone({**studies, "third": {"personal": {"log_loss": close}}})
+    assert found == {"larger": ["first"], "smaller": ["second"]}
+
+
 def test_the_readme_compares_with_the_better_way_of_learning_alone():
     study = measured.load()["personal"]["studies"]["GermanParties2009"]
     alone = min(np.mean(study[f"{name}_tuned"]["regret"]) for name in ("ldb", "alone"))
