@@ -15,6 +15,7 @@ from flwr.client import NumPyClient
 from clients.store import DuelStore
 from clients.uploads import UploadMaker
 from fldb_flower.errors import DataError, SettingsError, one_line
+from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.linalg.arrays import FloatArray
 from fldb_flower.settings import Settings, from_flat
 from fldb_flower.system.process import one_blas_thread
@@ -28,11 +29,7 @@ from fldb_flower.wire import (
 )
 
 MIN_DUELS_PER_FEATURE = 3
-"""By default, an upload covers at least 3 d distinct duels.
-
-From an upload with a Hessian, up to d duels can be computed; at d + 2, there are as many
-equations as unknowns. See ``docs/security.md``.
-"""
+"""By default, an upload covers at least 3 d distinct duels; see :func:`default_minimum`."""
 
 MAX_QUESTIONS = 60
 """Default limit of different estimates at which a server may ask about the same answers.
@@ -44,8 +41,21 @@ A first round needs about six, and six more each time it is repeated.
 class Limits(NamedTuple):
     """Limits on uploads, set by the device's owner."""
 
-    min_duels: int  # smallest number of distinct new duels in an upload
+    min_duels: int | None = None  # distinct new duels in an upload; None: default_minimum
     max_questions: int = MAX_QUESTIONS  # estimates at which gradients of one answer are uploaded
+
+
+def default_minimum(size: int, dimension: int) -> int:
+    """Return how many distinct duels an upload of ``size`` numbers covers, by default.
+
+    From an upload with a Hessian, up to d duels can be computed. Therefore at least 3 d are
+    required, and so many that the duels have more coordinates than the upload has numbers. See
+    ``docs/security.md``.
+
+    >>> default_minimum(15, 3), default_minimum(72, 3)  # FLDB-ONS, FLDB-Personal with a learned V
+    (9, 25)
+    """
+    return max(MIN_DUELS_PER_FEATURE * dimension, size // dimension + 1)
 
 
 class DeviceAgent(NumPyClient):
@@ -54,11 +64,6 @@ class DeviceAgent(NumPyClient):
     def __init__(self, store: DuelStore, settings: Settings, limits: Limits) -> None:
         self._uploads = UploadMaker(store, settings)
         self.store, self._limits, self._most = store, limits, settings.devices.max_duels
-        if limits.min_duels > self._most:
-            raise SettingsError(
-                f"min-duels-per-upload={limits.min_duels} (from --node-config, or 3 * dimension):"
-                f" must be at most {self._most}, the server's devices-max-duels"
-            )
 
     def fit(
         self, parameters: list[FloatArray], config: dict[str, Any]
@@ -82,7 +87,7 @@ class DeviceAgent(NumPyClient):
             broadcast, counted = broadcast._replace(theta_hat=None, shares=False), 0
         end, held = request.upto if broadcast.learns else counted, (0, 0)
         if end < 0:
-            end = self.store.cut(counted, self._limits.min_duels, self._most)
+            end = self.store.cut(counted, self._min_duels(broadcast), self._most)
             held = self.store.held_back()
         if broadcast.theta_hat is not None:
             self.store.admit(counted, end, broadcast.theta_hat, self._limits.max_questions)
@@ -97,14 +102,25 @@ class DeviceAgent(NumPyClient):
         reply = {"header": list(header), "device": self.store.device_id}
         return [encode_upload(upload, broadcast)], upload.num_duels, reply
 
+    def _min_duels(self, broadcast: Broadcast) -> int:
+        """Return how many distinct new duels the requested upload must cover."""
+        given, form = self._limits.min_duels, self._uploads.form
+        least = given or default_minimum(broadcast.sizes(form)[0], form.dimension)
+        if least > self._most:
+            source = "--node-config" if given else "the default"
+            raise SettingsError(
+                f"min-duels-per-upload={least} (from {source}): must be at most {self._most},"
+                " the server's devices-max-duels"
+            )
+        return least
+
 
 def train(message: Message, context: Context) -> Message:
     """Reply to one broadcast: the body of the ClientApp's ``@app.train()`` function."""
     settings = from_flat(context.run_config, "Flower's run config")
     content: Any = message.content
     limits = Limits(
-        _count(context, "min-duels-per-upload", MIN_DUELS_PER_FEATURE * settings.dimension),
-        _count(context, "max-questions", MAX_QUESTIONS),
+        _count(context, "min-duels-per-upload"), _count(context, "max-questions") or MAX_QUESTIONS
     )
     with DuelStore(_store_path(context)) as store:
         agent = DeviceAgent(store, settings, limits)
@@ -136,8 +152,10 @@ def _store_path(context: Context) -> Path:
     return Path(path)
 
 
-def _count(context: Context, name: str, default: int) -> int:
-    number = context.node_config.get(name, default)
+def _count(context: Context, name: str) -> int | None:
+    number = context.node_config.get(name)
+    if number is None:
+        return None
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise SettingsError(
             f"{name}={number!r} (from --node-config): must be an integer, at least 1"

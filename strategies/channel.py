@@ -148,7 +148,7 @@ class Channel(ABC):
         self._asked_again: set[int] = set()  # after an introduction
         self._sent: dict[str, int] = {}  # message -> node
         self._replied: set[str] = set()  # messages with a reply
-        self._least = len(asked) if play is None else self.settings.quorum * len(asked)
+        self._least = len(asked) if play is None else self.settings.reply_share * len(asked)
         waits_for_all = play is not None and play.first > play.last  # for every node's regret
         self._enough = len(asked) if waits_for_all else self._least
         self._tries = MAX_TRIES if self._pause == 0 else sys.maxsize
@@ -310,7 +310,7 @@ class Channel(ABC):
             why = "; ".join(lines) or "the others did not reply"
             raise (RoundAbandonedError if play is None else FederationError)(
                 f"{count} of {asked} nodes sent usable replies in exchange {self.number},"
-                f" quorum={self.settings.quorum:g}: {why}"
+                f" quorum={self.settings.reply_share:g}: {why}"
             )
         for line in lines:
             _LOG.log(WARNING, "not counted in exchange %d: %s", self.number, line)

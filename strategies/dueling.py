@@ -164,7 +164,7 @@ class DuelingStrategy(Federation, Strategy):
             self.algorithm.round(self, round_)
         except RoundAbandonedError as reason:
             excluded = channel.excluded.union(channel.absent)
-            if len(channel.present - excluded) < self.settings.quorum * len(channel.present):
+            if len(channel.present - excluded) < self.settings.reply_share * len(channel.present):
                 raise
             channel.excluded = excluded
             _LOG.log(WARNING, "round %d runs again: %s", round_.number, reason)

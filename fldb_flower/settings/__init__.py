@@ -276,7 +276,8 @@ class Settings(Checked):
     :secure: Secure sums: the server receives only noisy sums over the devices, never a single
         upload. Needs a helper and privacy.epsilon (mode=devices).
     :fraction_train: Fraction of the nodes that are sampled in each round (Flower).
-    :quorum: Fraction of the sampled nodes that must reply in a round (Flower).
+    :quorum: Fraction of the sampled nodes that must reply in a round; auto: 1, but 0.5 for devices
+        without secure sums (Flower).
     :node_wait: Seconds to wait for the first nodes and for a quorum (Flower).
     :reply_timeout: Seconds to wait for the replies of one exchange (Flower).
     :resume: Resume an interrupted run from its checkpoint; finished runs are skipped.
@@ -348,7 +349,7 @@ class Settings(Checked):
     secure: bool = False
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     fraction_train: float = setting(1.0, SHARE)
-    quorum: float = setting(1.0, SHARE)
+    quorum: float | str = setting(AUTO, SHARE)
     node_wait: float = setting(60.0, WAIT)
     reply_timeout: float = setting(300.0, WAIT)
     resume: bool = False
@@ -372,6 +373,13 @@ class Settings(Checked):
     def ridge(self) -> float:
         """Ridge lambda as a number (``1 / horizon`` for ``auto``)."""
         return 1.0 / self.horizon if self.lambda_ == AUTO else float(self.lambda_)
+
+    @property
+    def reply_share(self) -> float:
+        """Fraction of the sampled nodes that must reply (``quorum``) as a number."""
+        if self.quorum != AUTO:
+            return float(self.quorum)
+        return 0.5 if self.mode == "devices" and not self.secure else 1.0
 
     @property
     def decay(self) -> float | None:

@@ -219,7 +219,7 @@ def test_auto_is_accepted_only_for_derived_settings():
     assert derived == {
         "num_agents", "horizon", "dimension", "engine.workers", "devices.first_duels", "lambda",
         "beta_scale", "projection_radius", "gd_step_size", "max_difference", "personal_variance",
-        "privacy.clip", "environment.change_at", "environment.like",
+        "privacy.clip", "environment.change_at", "environment.like", "quorum",
     }  # fmt: skip
     for name, entry in NUMBERS.items():
         message = refused(entry, "automatic")

@@ -34,7 +34,7 @@ from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import Counts
 from fldb_flower.linalg.linear import form_of
 from fldb_flower.settings import from_flat, to_flat
-from fldb_flower.wire import encode_broadcast
+from fldb_flower.wire import encode_broadcast, unpack_vector
 from simulations.engines.inprocess import InProcessGrid
 from strategies import channel, device_rounds
 from strategies.device_rounds import DeviceDirectory, DeviceServer
@@ -443,14 +443,52 @@ def test_fewer_answers_than_an_upload_must_cover_are_held_back(tmp_path):
     federation.check_central(server)
 
 
-def test_the_default_minimum_of_an_upload_is_three_answers_per_feature(tmp_path):
-    federation = Federation(tmp_path, devices=2)
+@pytest.mark.parametrize(
+    ("options", "least", "numbers"),
+    [
+        ({}, 3 * D, 15),  # a gradient and two symmetric matrices
+        ({"matrix-form": "diagonal"}, 3 * D, 9),
+        # M, m, 55 or 11 losses, two numbers, and the change of g g^T
+        ({"algorithm": "fldb_personal"}, 25, 72),
+        ({"algorithm": "fldb_personal", "personal-structure": "isotropic"}, 3 * D, 22),
+    ],
+)
+def test_by_default_duels_have_more_coordinates_than_an_upload_has_numbers(
+    tmp_path, options, least, numbers
+):
+    """At least three duels for each feature, and otherwise as few as possible."""
+    federation, sizes = Federation(tmp_path, devices=2, **options), set()
     for context in federation.grid.contexts.values():
         del context.node_config["min-duels-per-upload"]
-    federation.answer_each(3 * D, 3 * D - 1)
+    deliver = federation.grid.deliver
+
+    def recording(message):
+        reply = deliver(message)
+        if reply.has_content():
+            sizes.add(unpack_vector(reply.content["arrays"]).size)
+        return reply
+
+    federation.grid.deliver = recording
+    federation.answer_each(least, least - 1)
     federation.serve()
     device = short_name(federation.agents[0].store.device_id)
-    assert federation.uploads() == [(1, device, 0, 3 * D)]
+    assert federation.uploads() == [(1, device, 0, least)]
+    assert max(sizes) == numbers < least * D
+    assert least == 3 * D or (least - 1) * D <= numbers
+
+
+@pytest.mark.parametrize(("changes", "counts"), [({}, True), ({"quorum": 1.0}, False)])
+def test_by_default_a_round_counts_if_half_of_the_devices_reply(tmp_path, changes, counts):
+    federation = Federation(tmp_path, devices=4, **{"node-wait": 0.001}, **changes)
+    federation.answer_each(6, 6, 6, 6)
+    federation.grid.fault = lambda node: "none" if node % 2 else "never arrives"
+    server = federation.server()
+    assert server.try_round() == counts
+    assert server.devices.duels == (12 if counts else 0)
+    # One of four is too few.
+    federation.answer_each(6, 6, 6, 6)
+    federation.grid.fault = lambda node: "none" if node % 4 == 1 else "never arrives"
+    assert not server.try_round()
 
 
 def test_a_large_backlog_is_uploaded_in_several_rounds(tmp_path):
