@@ -292,6 +292,19 @@ def test_a_table_that_cannot_be_used_is_refused_in_one_line_with_its_row(text: s
     assert str(error.value).startswith(f"answers.csv: {REFUSED[text]}")
 
 
+def test_all_rows_with_the_same_fault_are_named() -> None:
+    """The first one with its value, five others, and how many more there are."""
+    rows = ["a,b", "a,a", "b,b", "a,b", *["c,c"] * 7]
+    for last, others in (
+        (2, "the same item"), (3, " (also line 4)"), (8, " (also line 4, 6, 7, 8, 9)"),
+        (10, " (also line 4, 6, 7, 8, 9 and 2 more)"),
+    ):  # fmt: skip
+        text = " ".join(["winner,loser", *rows[:last]])
+        with pytest.raises(DataError, match="^answers.csv: line 3: loser is 'a'; ") as error:
+            parse_comparisons(table(text), "answers.csv", range(2, 99))
+        assert str(error.value).endswith(others)
+
+
 def test_rows_of_a_data_frame_are_named_by_its_index() -> None:
     answers = pd.DataFrame({"winner": ["a", "b"], "loser": ["b", "b"]}, index=["x", "y"])
     for wrong, message in (
