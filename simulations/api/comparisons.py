@@ -85,13 +85,13 @@ def parse_comparisons(
 
     def refuse(wrong: pd.Series[bool], column: str, valid: str) -> None:
         if wrong.any():
-            row, *others = np.flatnonzero(wrong)
+            row, *others = np.flatnonzero(wrong).tolist()
             value, kind = shown(str(texts[column].iloc[row])), "row" if lines is None else "line"
-            number = (table.index if lines is None else lines).__getitem__
-            same = ", ".join(str(number(other)) for other in others[:5])
+            numbers = list(table.index if lines is None else lines)
+            same = ", ".join(str(numbers[other]) for other in others[:5])
             more = f" and {len(others) - 5} more" if len(others) > 5 else ""
             also = f" (also {kind} {same}{more})" if others else ""
-            raise DataError(f"{name}: {kind} {number(row)}: {column} is {value}; {valid}{also}")
+            raise DataError(f"{name}: {kind} {numbers[row]}: {column} is {value}; {valid}{also}")
 
     for column in pair[:2]:
         refuse(texts[column] == "", column, "must be the name of an item")

@@ -300,7 +300,7 @@ def test_all_rows_with_the_same_fault_are_named() -> None:
         (10, " (also line 4, 6, 7, 8, 9 and 2 more)"),
     ):  # fmt: skip
         text = " ".join(["winner,loser", *rows[:last]])
-        with pytest.raises(DataError, match="^answers.csv: line 3: loser is 'a'; ") as error:
+        with pytest.raises(DataError, match=r"^answers.csv: line 3: loser is 'a'; ") as error:
             parse_comparisons(table(text), "answers.csv", range(2, 99))
         assert str(error.value).endswith(others)
 
