@@ -85,13 +85,11 @@ def parse_comparisons(
 
     def refuse(wrong: pd.Series[bool], column: str, valid: str) -> None:
         if wrong.any():
-            row, *others = np.flatnonzero(wrong).tolist()
-            value, kind = shown(str(texts[column].iloc[row])), "row" if lines is None else "line"
-            numbers = list(table.index if lines is None else lines)
-            same = ", ".join(str(numbers[other]) for other in others[:5])
-            more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-            also = f" (also {kind} {same}{more})" if others else ""
-            raise DataError(f"{name}: {kind} {numbers[row]}: {column} is {value}; {valid}{also}")
+            kind, numbers = ("row", table.index) if lines is None else ("line", lines)
+            rows = [numbers[row] for row in np.flatnonzero(wrong).tolist()]
+            value = shown(str(texts[column][wrong].iloc[0]))
+            message = f"{name}: {kind} {rows[0]}: {column} is {value}; {valid}"
+            raise DataError(message + _others(kind, rows))
 
     for column in pair[:2]:
         refuse(texts[column] == "", column, "must be the name of an item")
@@ -115,6 +113,12 @@ def parse_comparisons(
     if "person" in columns:
         refuse(people == "", "person", "must be a name")
     return _numbered(first, second, preference, count, people)
+
+
+def _others(kind: str, rows: Sequence[Any]) -> str:
+    """Return which rows have the fault of the first one, such as ``(also line 4, 7)``."""
+    more = f" and {len(rows) - 6} more" if len(rows) > 6 else ""
+    return f" (also {kind} {', '.join(map(str, rows[1:6]))}{more})" if len(rows) > 1 else ""
 
 
 def _numbered(
