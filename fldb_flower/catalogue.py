@@ -6,6 +6,9 @@ package registers its own before it builds settings. Modules are imported on fir
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
 import pkgutil
 import re
 from collections.abc import Callable
@@ -45,6 +48,10 @@ class Catalogue(dict[str, Entry]):
     def added(self) -> frozenset[str]:
         """The names that :meth:`register` added."""
         return frozenset(self) - self._own
+
+    def code(self, name: str) -> str:
+        """Return a digest of the source of a class or function that was added, else ""."""
+        return _digest(self.load(name)) if name in self.added else ""
 
     def load(self, name: str, part: str = "target") -> Any:
         """Return the class or function of an entry; a SettingsError if it cannot be imported."""
@@ -89,6 +96,15 @@ class Catalogue(dict[str, Entry]):
         if target is not None:
             add(target)
         return add
+
+
+@functools.cache
+def _digest(target: Callable[..., Any]) -> str:
+    try:
+        source = inspect.getsource(target)
+    except (OSError, TypeError):  # typed in a console, or not written in Python
+        return ""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def _refuse(name: object, reason: str) -> None:

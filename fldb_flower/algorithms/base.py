@@ -122,6 +122,7 @@ class Algorithm(ABC):
             federation.exchange(Broadcast(self.play(round_), None, final=True))
             federation.acknowledge()
             return
+        before = federation.history.exchanges
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 changed = self.learn(federation, round_)
@@ -129,10 +130,21 @@ class Algorithm(ABC):
                 _require_finite(changed)
         except (FloatingPointError, np.linalg.LinAlgError) as error:
             raise ConvergenceError(f"iteration {round_.last}: {error}: {self.remedy()}") from None
+        self._check_exchanges(federation.history.exchanges - before, round_)
         self.arrays = {**self.arrays, **changed}
         federation.history.heterogeneity = self.heterogeneity
         federation.history.directions = self.directions
         federation.acknowledge(f"{type(self).__name__}.learn")
+
+    def _check_exchanges(self, made: int, round_: Round) -> None:
+        """Raise a DataError if a round made more exchanges than the algorithm declares."""
+        declared = self.settings.exchanges
+        if made > 1 and (declared == "one" or (declared == "several_first" and round_.first > 1)):
+            raise DataError(
+                f"{type(self).__name__}.learn made {made} exchanges in the round of iteration"
+                f" {round_.last}, and is registered with"
+                f" exchanges={ALGORITHMS[self.settings.algorithm].exchanges!r}"
+            )
 
     def _check(self, changed: Any, method: str) -> None:
         """Raise a DataError unless a method returned arrays of the state."""

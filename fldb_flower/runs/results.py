@@ -6,6 +6,7 @@ import contextlib
 import csv
 import datetime
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fldb_flower.bandit.theory import selects_by_curvature
-from fldb_flower.catalogue import ALGORITHMS
+from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.environments import feature_names, stated
 from fldb_flower.errors import FederationError, FldbError, OutputError
 from fldb_flower.federation.history import History
@@ -174,6 +175,8 @@ def _summary(settings: Settings, history: History, runtime_seconds: float) -> di
     if found := history.directions(feature_names(settings)):
         summary["directions"] = found
     summary |= stated(settings)
+    if code := code_of(settings):
+        summary["code"] = code
     if settings.is_private:
         summary["privacy"] = ReleasePlan(settings).summary(history.openings)
     summary["runtime_seconds"] = round(runtime_seconds, 3)
@@ -227,27 +230,40 @@ def is_finished(path: Path, settings: Settings) -> bool:
     try:
         there = yaml.safe_load((path / CONFIG).read_bytes())
         same = identity(from_nested(there, str(path / CONFIG))) == identity(settings)
+        code = json.loads((path / SUMMARY).read_bytes()).get("code", "")
     except (AttributeError, FldbError, OSError, ValueError, yaml.YAMLError):
         same = False
     if not same:
         raise OutputError(
             f"{path} holds a run of other settings: resume=true needs the same settings"
         )
+    if code != code_of(settings):
+        raise OutputError(f"{path} holds a run of other code: name another directory")
     _discard_checkpoint(path)  # left by a kill at the very end
     return True
 
 
+def code_of(settings: Settings) -> str:
+    """Return digests of the source of the user's own classes and functions, "" without any."""
+    names = (ALGORITHMS, settings.algorithm), (SELECTIONS, settings.selection)
+    every = (*names, (ENVIRONMENTS, settings.environment.name))
+    return "".join(catalogue.code(name) for catalogue, name in every)
+
+
 def identity(settings: Settings) -> str:
-    """Return the settings that determine the results of a run, one line each."""
+    """Return the settings and the user's code that determine the results of a run, by line."""
     values = to_dotted(settings)
     values |= {name: entry_of(name).default for name in unused(values)}
     if values["beta_scale"] == AUTO and not selects_by_curvature(settings):
         values["beta_scale"] = 1.0
+    if values["quorum"] == AUTO:
+        values["quorum"] = 1.0
     if settings.engine.name != "inprocess":
         # The vectorized engine has no nodes; the server of `flwr run` does not know their number.
         values["engine.num_nodes"] = None
     kept = {name: value for name, value in values.items() if name not in _NOT_IN_IDENTITY}
-    return "".join(f"{name}={value!r}\n" for name, value in kept.items())
+    lines = "".join(f"{name}={value!r}\n" for name, value in kept.items())
+    return f"{lines}code={code}\n" if (code := code_of(settings)) else lines
 
 
 def request_stop(path: Path) -> None:

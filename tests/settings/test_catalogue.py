@@ -1,5 +1,8 @@
 """Registration of an external algorithm, selection rule and environment."""
 
+import contextlib
+import importlib
+import json
 import re
 import subprocess
 import sys
@@ -13,10 +16,10 @@ from fldb_flower.algorithms.base import Algorithm
 from fldb_flower.algorithms.ogd import FLDBOGD
 from fldb_flower.catalogue import ALGORITHMS, ENVIRONMENTS, SELECTIONS
 from fldb_flower.environments import Contexts, synthetic
-from fldb_flower.errors import DataError, SettingsError
+from fldb_flower.errors import DataError, OutputError, SettingsError
 from fldb_flower.federation.exchange import Broadcast
 from fldb_flower.federation.history import History
-from fldb_flower.runs.results import identity
+from fldb_flower.runs.results import identity, is_finished
 from fldb_flower.settings import (
     ENVIRONMENT_OF,
     from_keywords,
@@ -375,6 +378,56 @@ def test_a_round_without_an_exchange_is_refused(made):
 
     with pytest.raises(DataError, match=r"^Silent\.learn made no exchange: call federation\.exch"):
         play(horizon=3, algorithm="silent", tau=1)
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "made", "is_refused"),
+    [
+        ("one", [1, 1], False), ("one", [2, 1], True), ("one", [1, 2], True),
+        ("several_first", [3, 1], False), ("several_first", [3, 2], True),
+        ("several", [3, 2], False),
+    ],
+)  # fmt: skip
+def test_a_round_with_more_exchanges_than_declared_is_refused(exchanges, made, is_refused):
+    @ALGORITHMS.register("often", exchanges=exchanges)
+    class Often(Algorithm):
+        def learn(self, federation, round_):
+            for _ in range(made[round_.first > 1]):
+                federation.exchange(Broadcast(self.play(round_), self.theta_sync))
+            return {}
+
+    words = r"^Often\.learn made \d exchanges in the round of iteration \d, and is registered with"
+    with pytest.raises(DataError, match=words) if is_refused else contextlib.nullcontext():
+        play(horizon=2, algorithm="often", tau=1)
+
+
+OWN = {
+    "algorithm": "from fldb_flower.algorithms.ons import FLDBONS\nclass Mine(FLDBONS):\n    x = {}",
+    "environment": "from fldb_flower.environments.synthetic import Synthetic\n"
+    "class Mine(Synthetic):\n    x = {}",
+    "selection": "from fldb_flower.bandit.selection import ucb\n"
+    "def Mine(*given):\n    x = {}\n    return ucb(*given)",
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_runs_of_changed_code_are_not_read_back(tmp_path, monkeypatch, kind):
+    """The code is the source of a registered class or function; of equal code, they are."""
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = {"num_agents": 3, "horizon": 4, "algorithm": "fldb_ons", kind: "mine"}
+    folder = tmp_path / "runs"
+    for number, (x, expected) in enumerate([(1, 1), (1, 1), (3, 2), (1, 2)]):
+        (tmp_path / f"{kind}{number}.py").write_text(OWN[kind].format(x) + "\n")
+        CATALOGUES[kind].register("mine", importlib.import_module(f"{kind}{number}").Mine)
+        fldb.sweep(chosen, seed=[0], directory=folder, progress=False)
+        assert sum(each.is_dir() for each in folder.iterdir()) == expected
+    finished = sorted(folder.glob("*/summary.json"))
+    now = CATALOGUES[kind].code("mine")
+    same, other = sorted(finished, key=lambda path: json.loads(path.read_text())["code"] != now)
+    settings = from_keywords({**chosen, "seed": 0}, "a test")
+    assert is_finished(same.parent, settings)
+    with pytest.raises(OutputError, match=r"holds a run of other code: name another directory$"):
+        is_finished(other.parent, settings)
 
 
 # --- settings without effect -----------------------------------------------------------------
