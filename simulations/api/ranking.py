@@ -103,10 +103,10 @@ class Ranking:
     def next_pairs(self, count: int = 20) -> pd.DataFrame:
         """Return the pairs to compare next, the most informative one first.
 
-        Each pair is selected as :meth:`DuelingBandit.propose` does with ``purpose="rank"``, as if
-        the pairs before it had been answered. Pairs without an answer come first, then those with
-        few answers. Which item of a pair is first is random. Of more than 300 items, 300 random
-        ones are compared for each pair.
+        An answer about the first pair is expected to reduce the uncertainty of the utilities most
+        (D-optimality), and so on, as if the pairs before had been answered. A pair that was
+        compared before can be among them: another person may answer. Which item of a pair is first
+        is random. Of more than 300 items, 300 random ones are compared for each pair.
 
         Parameters
         ----------
@@ -128,17 +128,14 @@ class Ranking:
         """
         fit, items, random = self._fit, self._data.items, np.random.default_rng(0)
         arms = np.eye(len(items))
-        root, times, pairs = _root(fit.covariance), dict[frozenset[int], float](), list[list[str]]()
-        for *pair, each in zip(self._data.first, self._data.second, self._data.times, strict=True):
-            key = frozenset(map(int, pair))
-            times[key] = times.get(key, 0.0) + each
+        root, chosen, pairs = _root(fit.covariance), set[frozenset[int]](), list[list[str]]()
 
         def known(*pair: int) -> tuple[bool, float]:
-            return frozenset(pair) in times, times.get(frozenset(pair), 0.0)
+            return frozenset(pair) in chosen, 0.0
 
         for _ in range(min(count, len(items) * (len(items) - 1) // 2)):
             one, other = most_informative(arms, fit.utilities, root, known)
-            times[frozenset((one, other))] = np.inf
+            chosen.add(frozenset((one, other)))
             pairs.append([items[each] for each in random.permutation([one, other])])
             spread = root[one] - root[other]
             square, curvature = spread @ spread, link(fit.utilities[one] - fit.utilities[other])[1]
