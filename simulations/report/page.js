@@ -34,12 +34,14 @@ function makeChart(id, title) {
   const plot = h("div", { class: "plot", tabindex: 0, role: "group", "aria-label": label });
   let figure = null;
   const types = { x: "linear", y: "linear" };
-  /** Return the layout; with a legend below the chart, the chart is as much higher as the legend. */
+  /** Return the number of lines of the legend. */
+  const lines = (showsAll) => figure.data.filter(({ visible = true, showlegend = showsAll }) => visible && showlegend).flatMap(({ name }) => name.split("<br>")).length;
+  /** Return the layout; the chart is high enough for a legend beside it, or higher with a legend below it. */
   function layout(isBelow) {
     const all = { ...figure.layout };
     for (const axis of ["x", "y"]) all[`${axis}axis`] = { ...all[`${axis}axis`], type: types[axis] };
-    if (!isBelow) return all;
-    const rows = figure.data.filter(({ visible = true, showlegend = all.showlegend }) => visible && showlegend).flatMap(({ name }) => name.split("<br>")).length;
+    const rows = lines(all.showlegend);
+    if (!isBelow) return { ...all, height: Math.max(all.height, 20 * rows + 60) };
     const legend = { ...all.legend, itemwidth: 30, x: -0.1, y: -0.2, yanchor: "top" };
     return { ...all, legend, hoverlabel: { ...all.hoverlabel, font: { size: 9 } }, height: 360 + 20 * rows, margin: { ...all.margin, b: 50 + 20 * rows } };
   }
@@ -56,7 +58,7 @@ function makeChart(id, title) {
   } }, `Log ${axis}`);
   const save = (format) => h("button", { type: "button", class: `save-${format}`, "aria-label": `Save ${title} as ${format.toUpperCase()}`, click: () => Plotly.downloadImage(
     { data: figure.data, layout: { ...layout(), paper_bgcolor: "#ffffff", showlegend: true, height: null } },
-    { format, filename: id, width: 900, height: 560, scale: format === "png" ? 3 : 1 },
+    { format, filename: id, width: 900, height: Math.max(560, 20 * lines(true) + 60), scale: format === "png" ? 3 : 1 },
   ) }, format.toUpperCase());
   byId(id).append(h("div", { class: "row" }, scale("x"), scale("y"), save("svg"), save("png")), plot, live);
   plot.addEventListener("keydown", keysOf(plot, live));
@@ -100,7 +102,7 @@ const text = DataTable.render.text();
 function makeTable(id, { columns, rows }, options, isSelectable = false) {
   const pick = { title: '<span class="unseen">Select</span>', data: null, className: "dt-select", orderable: false, defaultContent: "", render: DataTable.render.select(), columnControl: [] };
   const columnOf = ({ title, kind, digits }, place) => ({
-    title: text.display(title), data: place, className: place ? kind : "name", visible: kind !== "path",
+    title: text.display(title), data: place, ...(kind === "number" && { type: "num" }), className: place ? kind : "name", visible: kind !== "path",
     render: kind === "number" ? (value, type) => (type === "display" ? shown(value, digits) : value) : text,
     columnControl: ["order", kind === "text" && place ? ["searchList"] : "searchDropdown"],
   });
@@ -153,7 +155,7 @@ const styleOf = (index) => Object.fromEntries(CHANNELS.map((channel) => {
 }));
 
 const groups = makeTable("groups", present.table, {
-  pageLength: 12, lengthMenu: [5, 12, 25, 100],
+  pageLength: 20,
   order: [[present.table.columns.findIndex(({ title }) => title === "Mean regret"), "asc"]],
   rowCallback: (row, _, __, ___, index) => { row.style.setProperty("--group", themed(styleOf(index).color)); },
 });
@@ -185,6 +187,7 @@ function groupBy(grouping) {
     byId(channel).replaceChildren(...Object.keys(present.scales).map((key) => h("option", {}, key)));
     byId(channel).value = present.encoding[channel];
   }
+  byId("mixed").hidden = !present.mixed;
   groups.clear().rows.add(present.table.rows);
   follow();
 }
@@ -244,6 +247,8 @@ function fill(table, lines) {
 /* ---- Assembly ---------------------------------------------------------------------------------- */
 
 byId("counts").textContent = `${DATA.runs.rows.length.toLocaleString("en")} runs. Made ${new Date(DATA.created).toLocaleString("en-GB", { dateStyle: "long", timeStyle: "short" })}.`;
+byId("widths").hidden = !DATA.note;
+byId("widths").textContent = `Note: ${DATA.note}.`;
 fill(byId("common"), Object.entries(DATA.common));
 byId("unfinished").hidden = !DATA.unfinished.length;
 byId("unfinished").querySelector("ul").append(...DATA.unfinished.map(([path, reason]) => h("li", {}, `${path}: ${reason}`)));

@@ -6,6 +6,7 @@ import base64
 import datetime
 import itertools
 import json
+import math
 import os
 import re
 import textwrap
@@ -36,6 +37,7 @@ from simulations.saved_runs import (
     read,
     varying,
 )
+from simulations.sweeps.tables import width_note
 
 MAX_POINTS = 200
 """Maximum number of points of a curve, apart from the ends of shorter runs."""
@@ -55,11 +57,15 @@ _TITLES = {
 
 
 class Group(NamedTuple):
-    """Runs with equal values of some settings, by their places among all runs."""
+    """Runs with equal values of some settings, by their places among all runs.
+
+    In a mixed group, runs differ in more than the seed: it has no standard error.
+    """
 
     label: str
     values: dict[str, str]
     places: list[int]
+    is_mixed: bool
 
 
 class Data:
@@ -106,13 +112,19 @@ class Data:
             places = list(found[key].values())
             own = self.settings[places[0]]
             values = {name: own[name] for name in by if name in own}
-            groups.append(Group(_label(values) or "all runs", values, places))
+            configurations = {tuple(_without_seed(self.settings[each]).items()) for each in places}
+            is_mixed = len(configurations) > 1
+            groups.append(Group(_label(values) or "all runs", values, places, is_mixed))
         return groups
 
     def names(self) -> list[str]:
-        """Return the names of runs: what differs, and a number for each of several seeds."""
-        others = [{k: v for k, v in own.items() if k != "seed"} for own in self.settings]
-        labels = pd.Series([_label(own) or "run" for own in others])
+        """Return the names of runs: what differs, the seed if only it differs, else a number."""
+        others = [_without_seed(own) for own in self.settings]
+        full = [
+            _label(rest | own) or "run" for rest, own in zip(others, self.settings, strict=True)
+        ]
+        labels = pd.Series([_label(rest) or "run" for rest in others])
+        labels = labels.mask(labels.duplicated(keep=False), pd.Series(full))
         numbers = "\N{NO-BREAK SPACE}#" + (labels.groupby(labels).cumcount() + 1).astype(str)
         return (labels + numbers.where(labels.duplicated(keep=False), "")).tolist()
 
@@ -170,7 +182,8 @@ class Data:
             numbers = self.numbers.iloc[group.places]
             final, means = numbers[_FINAL], numbers[self.measures].mean()
             values = [group.values.get(key, "") for key in self.keys]
-            statistics = [final.mean(), final.sem(), len(final), final.median()]
+            error = math.nan if group.is_mixed else final.sem()
+            statistics = [final.mean(), error, len(final), final.median()]
             rows.append([group.label, *values, *statistics, *means])
         titles = ["Mean regret", "Std. error", "Runs", "Median", *self.measures]
         return _table(["Group", *map(name_of, self.keys), *titles], rows)
@@ -186,7 +199,8 @@ class Data:
         for number, group in enumerate(groups):
             own = [_regret(self.runs[place]) for place in group.places]
             x = self.kept[: np.searchsorted(self.kept, min(map(len, own)), side="right")]
-            curves.append((number, x, *_mean_and_error([curve[x - 1] for curve in own])))
+            mean, error = _mean_and_error([curve[x - 1] for curve in own])
+            curves.append((number, x, mean, None if group.is_mixed else error))
         for number, x, mean, error in sorted(curves, key=lambda curve: -curve[2][-1]):
             name = _short(groups[number].label)
             common = {"name": name, "legendgroup": str(number), "meta": number}
@@ -211,13 +225,15 @@ class Data:
         figure.update_layout(showlegend=False, xaxis_rangemode="normal")
         for number, group in enumerate(groups):
             regret = self.numbers[_FINAL].iloc[group.places]
-            error = regret.sem() if len(regret) > 1 else 0.0
+            has_error = len(regret) > 1 and not group.is_mixed
+            error = [regret.sem()] if has_error else None
             x = self.costs[cost].iloc[group.places].mean()
             figure.add_scatter(
-                x=[x], y=[regret.mean()], customdata=[error],
+                x=[x], y=[regret.mean()], customdata=error,
                 mode="markers", meta=number, name=_short(group.label),
-                error_y={"array": [error], "thickness": 1.5},
-                hovertemplate=f"{title} %{{x:,.5~s}}<br>regret %{{y:,.2f}} ± %{{customdata:,.2f}}",
+                error_y={"array": error, "thickness": 1.5},
+                hovertemplate=f"{title} %{{x:,.5~s}}<br>regret %{{y:,.2f}}"
+                + (" ± %{customdata:,.2f}" if has_error else ""),
             )  # fmt: skip
         return figure
 
@@ -264,6 +280,10 @@ def text_of(value: Any) -> str:
 def name_of(key: str) -> str:
     """Return a setting as users write it."""
     return key.removesuffix(".name")
+
+
+def _without_seed(values: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if key != "seed"}
 
 
 def _label(values: Mapping[str, str]) -> str:
@@ -389,6 +409,7 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
         groupings[title] = {
             "charts": {"regret": data.regret_chart(groups), **charts},
             "table": data.group_table(groups),
+            "mixed": any(group.is_mixed for group in groups),
             **data.encoding(groups, by),
         }
     scales = [scale for each in groupings.values() for scale in each["scales"].values()]
@@ -396,6 +417,7 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "groupings": groupings,
+        "note": width_note(runs),
         "directions": data.direction_table(),
         "runs": data.run_table(paths),
         # "./": a name must not be read as a scheme

@@ -124,19 +124,20 @@ def statistics_text(runs: Sequence[Run], swept: Collection[str] = ()) -> str:
     text = shown.to_string(index=False, float_format=lambda value: f"{value:.6g}")
     left = len(table) - _MAX_ROWS
     more = f"\n... and {left} more configurations in {TABLE}" if left > 0 else ""
-    return f"{what} by configuration:\n{text}{more}{_note(runs)}"
+    note = width_note(runs)
+    return f"{what} by configuration:\n{text}{more}" + (f"\nnote: {note}" if note else "")
 
 
-def _note(runs: Sequence[Run]) -> str:
+def width_note(runs: Sequence[Run]) -> str:
     """Return a line if algorithms with the width of the theory are beside narrower ones, or ""."""
     widths = [{"ons_width", "personal_width"} & run.used.keys() for run in runs]
     theory = {run.used.get("beta_scale") for run, own in zip(runs, widths, strict=True) if not own}
     if not any(widths) or not theory & {AUTO, 1}:
         return ""
-    names = " and ".join(sorted(set().union(*widths)))
+    names = " or ".join(sorted(set().union(*widths)))
     return (
-        f"\nnote: beta_scale is that of the theory, and {names} explore less; to compare"
-        " algorithms, tune the width of each (docs/howto/sweeps.md)"
+        f"algorithms with {names} explore less than those with the width of the theory"
+        " (beta_scale); to compare algorithms, tune the width of each (docs/howto/sweeps.md)"
     )
 
 

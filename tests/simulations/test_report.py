@@ -24,7 +24,7 @@ from fldb_flower.runs.styles import ALGORITHM_STYLES, shades_of
 from simulations.report.__main__ import main, report
 from simulations.report.page import MAX_POINTS, kept_iterations, payload
 from simulations.saved_runs import Run, by_configuration, find_runs, varying
-from simulations.sweeps.tables import mean_curves
+from simulations.sweeps.tables import mean_curves, statistics_text
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"></script ><!--"
@@ -282,11 +282,54 @@ def test_curves_are_in_the_order_of_their_ends(tmp_path):
         assert grouping["charts"]["regret"]["layout"]["hovermode"] == "x unified"
 
 
-def test_short_names_say_what_differs_and_count_the_seeds(tmp_path):
-    for number, (tau, seed) in enumerate([(1, 3), (1, 7), (10, 3)]):
-        make_run(tmp_path / f"job_with_a_long_name_{number}", tau=tau, seed=seed, sigma=0.5)
-    names = table(made(tmp_path)["runs"]).Run.tolist()
-    assert names == ["tau=1\N{NO-BREAK SPACE}#1", "tau=1\N{NO-BREAK SPACE}#2", "tau=10"]
+def test_short_names_say_what_differs_and_the_seed_and_count_repeated_runs(tmp_path):
+    cases = {
+        "two seeds": ([(1, 0), (1, 2), (10, 0)], ["tau=1, seed=0", "tau=1, seed=2", "tau=10"]),
+        "repeated": (
+            [(1, 0), (1, 2), (1, 2)], ["seed=0", "seed=2\N{NO-BREAK SPACE}#1",
+                                       "seed=2\N{NO-BREAK SPACE}#2"],
+        ),
+        "the same": ([(1, 0)] * 2, ["run\N{NO-BREAK SPACE}#1", "run\N{NO-BREAK SPACE}#2"]),
+        "one": ([(1, 0)], ["run"]),
+    }  # fmt: skip
+    for case, (runs, expected) in cases.items():
+        for number, (tau, seed) in enumerate(runs):
+            make_run(tmp_path / case / f"a_long_name_{number}", tau=tau, seed=seed, sigma=0.5)
+        assert table(made(tmp_path / case)["runs"]).Run.tolist() == expected, case
+
+
+def test_only_groups_of_one_configuration_have_standard_errors(tmp_path):
+    """Two seeds of each of two tau, with ends 1 and 3, 11 and 13: all standard errors are 1."""
+    for tau in (1, 2):
+        for seed in (0, 1):
+            end = 10.0 * tau - 9 + 2 * seed
+            make_run(tmp_path / f"{tau}{seed}", [0.5, end], tau=tau, seed=seed)
+    groupings = made(tmp_path)["groupings"]
+    expected = {"configuration": ([2, 12], [1, 1]), "tau": ([2, 12], [1, 1]), "seed": ([6, 8], [])}
+    for name, (means, errors) in expected.items():
+        own = groupings[name]
+        rows = table(own["table"])
+        assert rows["Mean regret"].tolist() == means
+        assert rows["Std. error"].dropna().tolist() == pytest.approx(errors)
+        assert own["mixed"] == (name == "seed")
+        lines = [each for each in own["charts"]["regret"]["data"] if each["mode"] == "lines"]
+        ends = [unpacked(line["customdata"])[-1] for line in lines if "customdata" in line]
+        assert ends == errors
+        assert len(own["charts"]["regret"]["data"]) == 2 + len(errors)  # lines and bands
+        for chart in ("exchanges", "bytes"):
+            points = own["charts"][chart]["data"]
+            bars = [point["error_y"].get("array", []) for point in points]
+            assert bars == ([[1], [1]] if errors else [[], []])
+            assert all(("±" in point["hovertemplate"]) == bool(errors) for point in points)
+
+
+def test_the_page_has_the_note_of_the_table_of_a_sweep(tmp_path):
+    make_run(tmp_path / "runs" / "a", algorithm="fldb_ogd", beta_scale="auto")
+    assert made(tmp_path / "runs")["note"] == ""
+    make_run(tmp_path / "runs" / "b", algorithm="fldb_ons", beta_scale="auto", ons_width=0.75)
+    runs, _ = find_runs([tmp_path / "runs"])
+    assert statistics_text(runs).splitlines()[-1] == f"note: {made(tmp_path / 'runs')['note']}"
+    assert "ons_width explore less" in made(tmp_path / "runs")["note"]
 
 
 def encodings(folder: Path, **settings: Any) -> dict[str, Any]:
