@@ -123,6 +123,7 @@ def read_rows(content: bytes, valid: str) -> list[tuple[int, list[str]]]:
         lines = [(reader.line_num, [field.strip() for field in row]) for row in reader]
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
+        valid += '; in Excel, save it as "CSV UTF-8"'
         raise error_at(line, "it is not in UTF-8", valid) from None
     except csv.Error as error:
         raise error_at(reader.line_num, str(error), valid) from None

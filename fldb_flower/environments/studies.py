@@ -25,6 +25,8 @@ ANSWERS = (
 
 _FOLDER = f"the folder of a study, with {DUELS} and, if arms have features, {ARMS}"
 _ALIASES = {
+    "user": "person", "user_id": "person", "userid": "person", "respondent": "person",
+    "participant": "person",
     "item_a": "first", "option_a": "first", "item_1": "first", "option_1": "first",
     "item_b": "second", "option_b": "second", "item_2": "second", "option_2": "second",
     "choice": "preference", "which_won": "preference", "won": "preference",
@@ -32,7 +34,7 @@ _ALIASES = {
 }  # fmt: skip
 OTHER_NAMES = "; ".join(
     f"{column} may be {', '.join(name for name in _ALIASES if _ALIASES[name] == column)}"
-    for column in COLUMNS[1:]
+    for column in COLUMNS
 )
 """Other names of the columns of answers, for messages."""
 
@@ -145,10 +147,19 @@ def _read(file: Path, parse: Callable[[bytes], _T]) -> _T:
 
 
 def columns_of(header: Iterable[object]) -> list[str]:
-    """Return the names of columns of answers in lower case, other common names replaced."""
+    """Return the names of columns of answers in lower case, other common names replaced.
+
+    Other names of ``person`` are not replaced if there is a column ``person``.
+    """
     names = [str(name).strip().lower().replace(" ", "_") for name in header]
     aliases = _ALIASES if "loser" in names else {**_ALIASES, "winner": "preference"}
-    return [aliases.get(name, name) for name in names]
+    own = {"person"}.intersection(names)
+    return [name if aliases.get(name) in own else aliases.get(name, name) for name in names]
+
+
+def required(answer: str) -> str:
+    """Return what a preference must be, for the message about an invalid answer."""
+    return ANSWERS if answer else f"{ANSWERS}; leave out rows without an answer"
 
 
 def shares(
@@ -191,18 +202,20 @@ def _duels(content: bytes, arms: Container[str] | None) -> list[tuple[str, str, 
         raise error_at(line, f"the header is {','.join(header)[:40]!r}", _VALID)
     if not rows:
         raise DataError(f"has no duels; {_VALID}")
-    duels = [[row[names.index(column)] for column in COLUMNS] for _, row in rows]
+    places = [names.index(column) for column in COLUMNS]
+    who, one, other, what = (one_line(header[place])[:40] for place in places)
+    duels = [[row[place] for place in places] for _, row in rows]
     found, read = shares(*zip(*((row[3], *row[1:3]) for row in duels), strict=True)), []
     for (line, _), duel, share in zip(rows, duels, found, strict=True):
         person, first, second, preference = duel
-        for column, arm in (("first", first), ("second", second)):
+        for column, arm in ((one, first), (other, second)):
             if not arm or (arms is not None and arm not in arms):
-                required = f"must be an arm of {ARMS}" if arms else "must be the name of an arm"
-                raise error_at(line, f"{column} is {arm[:40]!r}", required)
+                valid = f"must be an arm of {ARMS}" if arms else "must be the name of an arm"
+                raise error_at(line, f"{column} is {arm[:40]!r}", valid)
         if not person or first == second:
-            fault = f"first and second are both {first[:40]!r}" if person else "person is empty"
+            fault = f"{one} and {other} are both {first[:40]!r}" if person else f"{who} is empty"
             raise error_at(line, fault, _VALID)
         if share is None:
-            raise error_at(line, f"preference is {preference[:40]!r}", ANSWERS)
+            raise error_at(line, f"{what} is {preference[:40]!r}", required(preference))
         read.append((person, first, second, share))
     return read

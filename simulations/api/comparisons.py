@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fldb_flower.environments.arms import read_rows
-from fldb_flower.environments.studies import ANSWERS, OTHER_NAMES, columns_of, shares
+from fldb_flower.environments.studies import OTHER_NAMES, columns_of, required, shares
 from fldb_flower.errors import DataError, extra_missing, one_line, shown
 from fldb_flower.linalg.arrays import Array
 from fldb_flower.system.files import read_file
@@ -34,10 +34,11 @@ class Comparisons(NamedTuple):
     second: Array  # (n,)
     preference: Array  # 1: the first item won, 0: the second, 0.5: a tie; (n,)
     times: Array  # how often it was answered so; (n,)
+    ignored: tuple[str, ...] = ()  # columns that are not used
 
     def of(self, rows: Any) -> Comparisons:
         """Return the comparisons of some rows."""
-        return Comparisons(self.items, self.people, *(column[rows] for column in self[2:]))
+        return Comparisons(self.items, self.people, *(column[rows] for column in self[2:7]))
 
 
 def read_comparisons(file: Path) -> Comparisons:
@@ -72,47 +73,60 @@ def parse_comparisons(
     """
     columns = columns_of(table.columns)
     pair = next((form for form in _FORMS if all(columns.count(each) == 1 for each in form)), None)
-    if pair is None:
+    if pair is None or columns.count("person") > 1:
         found = one_line(", ".join(map(str, table.columns)))[:200]
         raise DataError(f"{name}: the columns are {found}; it must have {_COLUMNS}")
+    if not len(table):
+        raise DataError(f"{name}: there are no comparisons below the header")
     texts = {
         key: table.iloc[:, place].fillna("").astype(str).str.strip()
         for place, key in enumerate(columns)
     }
+    headers = dict(zip(columns, (one_line(each)[:40] for each in table.columns), strict=True))
     first, second = texts[pair[0]], texts[pair[1]]
-    if not len(table):
-        raise DataError(f"{name}: there are no comparisons below the header")
-
-    def refuse(wrong: pd.Series[bool], column: str, valid: str) -> None:
-        if wrong.any():
-            kind, numbers = ("row", table.index) if lines is None else ("line", lines)
-            rows = [numbers[row] for row in np.flatnonzero(wrong).tolist()]
-            value = shown(str(texts[column][wrong].iloc[0]))
-            message = f"{name}: {kind} {rows[0]}: {column} is {value}; {valid}"
-            raise DataError(message + _others(kind, rows))
-
-    for column in pair[:2]:
-        refuse(texts[column] == "", column, "must be the name of an item")
-    refuse(first == second, pair[1], f"{pair[0]} is the same item")
+    faults = [(texts[column] == "", column, "must be the name of an item") for column in pair[:2]]
+    faults.append((first == second, pair[1], f"{headers[pair[0]]} is the same item"))
     preference = pd.Series(1.0, table.index)
     if len(pair) == 3:
         given = [texts[column].to_list() for column in ("preference", *pair[:2])]
         preference = pd.Series(shares(*given), table.index, dtype=float)
-        refuse(preference.isna(), "preference", ANSWERS)
+        faults.append((preference.isna(), "preference", ""))
     if "tie" in columns:
         ties = texts["tie"].str.lower()
-        refuse(~ties.isin(_YES | _NO), "tie", "must be yes, no, 1, 0 or empty")
+        faults.append((~ties.isin(_YES | _NO), "tie", "must be yes, no, 1, 0 or empty"))
         preference = preference.mask(ties.isin(_YES), 0.5)
     count = pd.Series(1.0, index=table.index)
     if "count" in columns:
         count = pd.to_numeric(texts["count"], errors="coerce")
-        refuse(~count.between(0.0, 1e9), "count", "must be a number from 0 to 1e9")
-        if not count.any():
-            raise DataError(f"{name}: count is 0 in each row")
+        faults.append((~count.between(0.0, 1e9), "count", "must be a number from 0 to 1e9"))
     people = texts.get("person", pd.Series("", index=table.index))
     if "person" in columns:
-        refuse(people == "", "person", "must be a name")
-    return _numbered(first, second, preference, count, people)
+        faults.append((people == "", "person", "must be a name"))
+    _refuse(faults, texts, headers, name, lines)
+    if not count.any():
+        raise DataError(f"{name}: count is 0 in each row")
+    used = {*pair, "person", "tie", "count"}
+    ignored = [header for key, header in headers.items() if key not in used and header]
+    return _numbered(first, second, preference, count, people)._replace(ignored=tuple(ignored))
+
+
+def _refuse(
+    faults: Sequence[tuple[pd.Series[bool], str, str]],
+    texts: dict[str, pd.Series[str]],
+    headers: dict[str, str],
+    name: str,
+    lines: Sequence[int] | None,
+) -> None:
+    """Raise a DataError if a row has a fault; a fault is which rows, the column, what is valid."""
+    for wrong, column, valid in faults:
+        if wrong.any():
+            kind, numbers = ("row", wrong.index) if lines is None else ("line", lines)
+            rows = [numbers[row] for row in np.flatnonzero(wrong).tolist()]
+            value = str(texts[column][wrong].iloc[0])
+            message = f"{name}: {kind} {rows[0]}: {headers[column]} is {shown(value)}; "
+            message += (valid or required(value)) + _others(kind, rows)
+            rest = np.any([each & ~wrong for each, *_ in faults], axis=0).sum()
+            raise DataError(message + (f"; {kind}s with other faults: {rest}" if rest else ""))
 
 
 def _others(kind: str, rows: Sequence[Any]) -> str:

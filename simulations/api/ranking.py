@@ -71,7 +71,8 @@ class Ranking:
         Fraction of them whose winner is predicted; ties are ignored.
     notes : tuple of str
         Facts that limit what the ranking means: groups of items that were never compared, items
-        that never lost or never won, cycles, few answers, and names that differ in case only.
+        that never lost or never won, cycles, few answers, columns that are not used, no column of
+        people, and names that differ in case only.
     similar : dict of str to str
         Items that were compared once and may be misspelt, each with the item of a similar name.
 
@@ -426,6 +427,10 @@ def _notes(data: Comparisons) -> Iterator[str]:
             f"people have {each:.1f} answers on average. With fewer than about {ENOUGH}, how much"
             " they differ cannot be estimated"
         )
+    if data.ignored:
+        yield f"ignored columns: {_listed(data.ignored, 10)}"
+    if data.people == ("",):
+        yield "there is no column person: all answers count as one person's"
     for kind, names in (("items", data.items), ("people", data.people)):
         spelt: dict[str, list[str]] = {}
         for name in names:

@@ -490,6 +490,17 @@ def test_the_files_of_rank_are_studies(tmp_path):
     study = read_study(str(folder))
     assert study.preference.tolist() == [0.0, 0.5, 1.0]
     assert read_comparisons(folder / "duels.csv").preference.tolist() == [0.0, 0.5, 1.0]
+    for name in ("user", "User_ID", "userid", "respondent", "Participant"):
+        (folder / "duels.csv").write_text(f"{name},first,second,won\np,A,B,B\nq,A,B,A\n")
+        assert read_study(str(folder)).people == ("p", "q")
+    for row, message in (
+        ("p,A,B,", "Which Won is ''; .*; leave out rows without an answer"),
+        ("p,A,C,1", "item_b is 'C'"), ("p,A,A,1", "item_a and item_b are both 'A'"),
+        (",A,B,1", "user is empty"),
+    ):  # fmt: skip
+        (folder / "duels.csv").write_text(f"user,item_a,item_b,Which Won\n{row}\n")
+        with pytest.raises(DataError, match=f"line 2: {message}"):
+            read_study(str(folder))
     (folder / "duels.csv").write_text(HEADER + "p,A,B,C\n")
     for read in (read_study, lambda path: read_comparisons(Path(path) / "duels.csv")):
         with pytest.raises(

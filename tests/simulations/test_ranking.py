@@ -21,6 +21,8 @@ from simulations.api import ranking
 from simulations.api.comparisons import parse_comparisons, read_comparisons
 from simulations.api.ranking import rank_items
 
+ONE_PERSON = "there is no column person: all answers count as one person's"
+
 
 def table(text: str) -> pd.DataFrame:
     header, *rows = (line.split(",") for line in text.split())
@@ -163,7 +165,7 @@ def test_people_have_utilities_of_their_own_and_the_common_ones_without_an_answe
 
 
 def test_notes_name_groups_items_without_a_loss_or_a_win_and_cycles() -> None:
-    groups, lost, won, cycles = rank_items(
+    groups, lost, won, cycles, _ = rank_items(
         table("winner,loser,count a,b,5 b,c,5 c,a,5 a,d,9 e,f,9")
     ).notes
     assert groups.startswith("2 groups of items were never compared with each other: a, b, c, d")
@@ -172,12 +174,13 @@ def test_notes_name_groups_items_without_a_loss_or_a_win_and_cycles() -> None:
     assert cycles.startswith(
         "cycles: 3 items are in cycles of three clear majorities, such as a > b"
     )
-    assert not rank_items(table("winner,loser a,b b,a b,c c,b")).notes
+    assert rank_items(table("winner,loser a,b b,a b,c c,b")).notes == (ONE_PERSON,)
 
 
 def test_a_cycle_within_two_standard_errors_is_not_noted() -> None:
-    assert not rank_items(table("winner,loser,count a,b,4 b,c,4 c,a,4")).notes  # 4 = 2 sqrt(4)
-    assert rank_items(table("winner,loser,count a,b,5 b,c,5 c,a,5")).notes
+    for count, notes in ((4, 1), (5, 2)):  # 4 = 2 sqrt(4)
+        answers = table(f"winner,loser,count a,b,{count} b,c,{count} c,a,{count}")
+        assert len(rank_items(answers).notes) == notes
 
 
 def test_notes_name_few_answers_and_names_that_may_be_the_same() -> None:
@@ -275,6 +278,32 @@ def test_other_names_of_columns_and_the_name_of_the_winner_are_read() -> None:
         pd.testing.assert_frame_equal(rank_items(table(text)).table, expected)
 
 
+PEOPLE = "user", "user_id", "userid", "respondent", "participant"
+
+
+def test_a_column_of_people_may_have_another_name() -> None:
+    answers = drawn(20, 4, 12)
+    expected, pooled = rank_items(answers), rank_items(answers.drop(columns="person"))
+    for name in (*PEOPLE, "User ID", "RESPONDENT"):
+        found = rank_items(answers.rename(columns={"person": name}))
+        pd.testing.assert_frame_equal(found.table, expected.table)
+        assert found.notes == expected.notes
+    width, narrow = (each.table["high"] - each.table["low"] for each in (expected, pooled))
+    assert width.mean() > 1.2 * narrow.mean()  # people differ
+    both = rank_items(answers.assign(user_id="x"))  # the column person is used
+    pd.testing.assert_frame_equal(both.table, expected.table)
+    assert both.notes == (*expected.notes, "ignored columns: user_id")
+    twice = answers.rename(columns={"person": "user"}).assign(user_id="x")
+    with pytest.raises(DataError, match="the columns are user, first, second, preference, user_id"):
+        rank_items(twice)
+
+
+def test_columns_that_are_not_used_are_named() -> None:
+    found = rank_items(table("Date,winner,loser,Colour 1,a,b,x 2,b,a,y"))
+    assert found.notes == ("ignored columns: Date, Colour", ONE_PERSON)
+    assert "\nNote: ignored columns: Date, Colour.\n" in rank.text_of(found)
+
+
 def test_a_number_is_a_name_only_if_other_answers_are_names() -> None:
     assert shares(["1", "0"], ["2", "0"], ["1", "1"]) == [1.0, 0.0]
     assert shares(["1", "0", "7"], ["2", "0", "7"], ["1", "1", "8"]) == [0.0, 1.0, 1.0]
@@ -294,7 +323,7 @@ def test_other_names_of_columns_are_in_the_guide_and_in_the_message() -> None:
     with pytest.raises(DataError) as error:
         parse_comparisons(table("x,y a,b"))
     names = "item_a option_a item_1 option_1 item_b option_b item_2 option_2 choice which_won won"
-    for name in (*names.split(), "preferred"):
+    for name in (*names.split(), "preferred", *PEOPLE):
         assert f"`{name}`" in guide
         assert name in str(error.value)
 
@@ -308,6 +337,8 @@ REFUSED = {
     "winner,loser,count a,b,0": "count is 0 in each row",
     "winner,loser,tie a,b,perhaps": "line 2: tie is 'perhaps'; must be yes, no, 1, 0 or empty",
     "winner,loser,person a,b,": "line 2: person is ''; must be a name",
+    "item_a,item_b,Which_Won a,b,2": "line 2: Which_Won is '2'; must be first, 1 or A; second,",
+    "Item_1,item_b,won a,a,1": "line 2: item_b is 'a'; Item_1 is the same item",
     "winner,loser": "there are no comparisons below the header",
 }
 
@@ -332,6 +363,18 @@ def test_all_rows_with_the_same_fault_are_named() -> None:
         assert str(error.value).endswith(others)
 
 
+def test_an_empty_answer_names_the_remedy_and_rows_with_other_faults_are_counted() -> None:
+    """Of the rows with other faults, one has two and counts once; line 3 has the first fault."""
+    text = "option_a,option_b,choice,count a,b,a,1 a,b,,x a,b,c,1 a,b,,1 a,b,b,-1 b,a,a,x"
+    with pytest.raises(DataError) as error:
+        parse_comparisons(table(text), "a.csv", range(2, 99))
+    assert str(error.value) == (
+        "a.csv: line 3: choice is ''; must be first, 1 or A; second, 0 or B; tie or 0.5; a number"
+        " between 0 and 1; or the name of the winner; leave out rows without an answer (also line"
+        " 4, 5); lines with other faults: 2"
+    )
+
+
 def test_rows_of_a_data_frame_are_named_by_its_index() -> None:
     answers = pd.DataFrame({"winner": ["a", "b"], "loser": ["b", "b"]}, index=["x", "y"])
     for wrong, message in (
@@ -353,7 +396,7 @@ def test_files_have_commas_semicolons_tabs_or_are_of_excel(tmp_path: Path) -> No
     for file in tmp_path.iterdir():
         assert read_comparisons(file).items == ("tea, green", "mate", "Kaffee für zwei")
     (tmp_path / "latin.csv").write_bytes("winner,loser\nä,b\n".encode("latin-1"))
-    with pytest.raises(DataError, match="line 2: it is not in UTF-8; it must be UTF-8 text"):
+    with pytest.raises(DataError, match=r"line 2: it is not in UTF-8; .* in Excel, save it as"):
         read_comparisons(tmp_path / "latin.csv")
     with pytest.raises(DataError, match="cannot be read"):
         read_comparisons(tmp_path / "none.csv")
