@@ -112,6 +112,13 @@ def read_run(path: Path, expected: str | None = None) -> Run | Unfinished:
     return run
 
 
+def text_of(value: Any) -> str:
+    """Return the value of a setting as text, since JavaScript would round a large seed."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else f"{value}"
+
+
 def identity_of(run: Run) -> str:
     """Return the identity of the settings of a run; empty if they are not valid in this version."""
     try:

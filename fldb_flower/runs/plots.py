@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -74,12 +75,13 @@ class Curve(NamedTuple):
     """The cumulative regret of one run, (iterations,), or of several, (seeds, iterations).
 
     The algorithm, or the label of a tuned curve, determines the style, and without a label also the
-    label.
+    label. ``look`` has arguments of Matplotlib that replace those of the style.
     """
 
     algorithm: str
     values: npt.ArrayLike
     label: str = ""
+    look: Mapping[str, Any] = MappingProxyType({})
 
 
 def regret(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -91,11 +93,12 @@ def regret(axes: Axes, curves: Sequence[Curve]) -> None:
     lines = []
     for place, (curve, style) in enumerate(zip(curves, styles, strict=True)):
         rows = np.atleast_2d(np.asarray(curve.values, dtype=float))
-        horizon, color = rows.shape[1], style["color"]
+        horizon, look = rows.shape[1], {**line_style(style), **curve.look}
+        color = look["color"]
         kept = np.unique(np.linspace(0, horizon - 1, min(horizon, _MAX_POINTS)).astype(int))
         x, y = kept + 1, rows.mean(axis=0)[kept]
         text = curve.label or style["label"]
-        lines += axes.plot(x, y, label=text, zorder=3, **line_style(style))
+        lines += axes.plot(x, y, label=text, zorder=3, **look)
         if len(rows) < 2:
             continue
         error = rows.std(axis=0, ddof=1)[kept] / np.sqrt(len(rows))
@@ -145,7 +148,7 @@ def points(axes: Axes, values: Sequence[Any], style: Style, text: str) -> Line2D
     return line
 
 
-def line_style(style: Style) -> dict[str, Any]:
+def line_style(style: Mapping[str, Any]) -> dict[str, Any]:
     """Return the color and the dash pattern of a style as arguments of Matplotlib."""
     return {"color": style["color"], "linestyle": (0, style["dash"]) if style["dash"] else "-"}
 
@@ -181,7 +184,8 @@ def label(axes: Axes, lines: Sequence[Line2D]) -> None:
         axes.add_artist(ConnectionPatch(tuple(end), (left, place), clip_on=False, **joined))
         (sample,) = axes.plot([left, right], [place, place], transform=axes.transAxes)
         sample.update_from(line)
-        sample.set(transform=axes.transAxes, clip_on=False, marker="", label="")
+        marker = line.get_marker() if line.get_markevery() else ""
+        sample.set(transform=axes.transAxes, clip_on=False, label="", marker=marker, markevery=[0])
         axes.annotate(
             text, (right, place), xycoords="axes fraction", va="center",
             xytext=(_PAD, 0), textcoords="offset points", fontsize=size, annotation_clip=False,

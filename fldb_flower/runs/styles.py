@@ -8,8 +8,8 @@ vision.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 
 class Style(TypedDict):
@@ -37,6 +37,9 @@ DASHES: list[list[float]] = [
     [1.5, 3.5],
     [9, 2, 3, 2],
 ]
+
+CHANNELS = {"color": "algorithm", "dash": "tau", "marker": "num_agents"}
+"""The parts of a style that encode settings, and the settings that they encode by preference."""
 
 MARKERS = [
     *("circle", "square", "diamond", "triangle-down"),
@@ -165,3 +168,36 @@ def dashed(names: Sequence[str]) -> list[Style]:
         seen.add(name)
         styles.append(style)
     return styles
+
+
+def order_of(text: str) -> tuple[bool, float, str]:
+    """Return a sort key of the text of a setting: numbers by value, other texts, a missing one."""
+    try:
+        return (False, float(text), "")
+    except ValueError:
+        return (True, float(not text), text)
+
+
+def encode(rows: Sequence[Mapping[str, str]], algorithms: Sequence[str]) -> dict[str, Any]:
+    """Return how styles encode settings, given the settings of each curve as text.
+
+    ``scales`` has the styles of each setting's values, which ascend, ``levels`` the places of each
+    curve's values among them, and ``encoding`` the setting of each of :data:`CHANNELS`.
+    """
+    keys = dict.fromkeys(key for row in rows for key in row)
+    found = {key: {row.get(key, "") for row in rows} for key in keys}
+    values = {key: sorted(own, key=order_of) for key, own in found.items() if len(own) > 1}
+    shared = algorithms[0] if len(algorithms) == 1 else ""
+    styles = {
+        key: styles_of(own if key == "algorithm" else [shared] * len(own))
+        for key, own in values.items()
+    } or {"algorithm": styles_of(algorithms)}
+    by_size = sorted(styles, key=lambda key: -len(styles[key]))
+    kept = [key for key in CHANNELS.values() if len(styles.get(key, ())) <= len(DASHES)]
+    free = [key for key in by_size if key not in kept]
+    chosen = {
+        channel: key if key in styles else free.pop(0) if free else by_size[0]
+        for channel, key in CHANNELS.items()
+    }
+    levels = [{key: own.index(row.get(key, "")) for key, own in values.items()} for row in rows]
+    return {"scales": styles, "levels": levels, "encoding": chosen}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import datetime
 import itertools
-import json
 import math
 import os
 import re
@@ -26,7 +25,7 @@ from plotly.offline import get_plotlyjs
 
 from fldb_flower.errors import DataError, OutputError
 from fldb_flower.runs.results import PARTICIPATION, PREDICTION
-from fldb_flower.runs.styles import DARK_SEQUENCE, DASHES, SEQUENCE, styles_of
+from fldb_flower.runs.styles import DARK_SEQUENCE, DASHES, SEQUENCE, encode, order_of, styles_of
 from fldb_flower.system.files import digest, read_part
 from simulations.saved_runs import (
     NUMBERS,
@@ -35,6 +34,7 @@ from simulations.saved_runs import (
     Unfinished,
     predictions,
     read,
+    text_of,
     varying,
 )
 from simulations.sweeps.tables import width_note
@@ -48,7 +48,6 @@ _INK, _GRID, _MUTED, _PAPER = DARK
 _SHOWN_ALONE = ("algorithm", "environment.name", "schedule.name", "engine.name", "selection")
 _FINAL, _REGRET = NUMBERS[0], "cumulative regret per agent"
 _COSTS = {"exchanges": "exchanges", "bytes": "bytes per agent"}  # of the charts, and their titles
-_CHANNELS = {"color": "algorithm", "dash": "tau", "marker": "num_agents"}
 _TITLES = {
     "uploaded_bytes": "bytes up",
     "downloaded_bytes": "bytes down",
@@ -105,7 +104,7 @@ class Data:
         """Return the groups in the order of their values; a repeated run counts once."""
         found: dict[tuple[Any, ...], dict[tuple[Any, ...], int]] = {}
         for place, own in enumerate(self.settings):
-            key = tuple(_order(own.get(name, "")) for name in by)
+            key = tuple(order_of(own.get(name, "")) for name in by)
             found.setdefault(key, {}).setdefault(tuple(own.items()), place)
         groups = []
         for key in sorted(found):
@@ -127,31 +126,6 @@ class Data:
         labels = labels.mask(labels.duplicated(keep=False), pd.Series(full))
         numbers = "\N{NO-BREAK SPACE}#" + (labels.groupby(labels).cumcount() + 1).astype(str)
         return (labels + numbers.where(labels.duplicated(keep=False), "")).tolist()
-
-    def encoding(self, groups: Sequence[Group], by: Sequence[str]) -> dict[str, Any]:
-        """Return the styles of each setting's values, and the setting that each channel encodes.
-
-        ``levels`` has the place of a group's value among the values of a setting, which ascend.
-        """
-        found = {key: {group.values.get(key, "") for group in groups} for key in by}
-        values = {key: sorted(own, key=_order) for key, own in found.items() if len(own) > 1}
-        shared = next(iter(self.styles)) if len(self.styles) == 1 else ""
-        styles = {
-            name_of(key): styles_of(own if key == "algorithm" else [shared] * len(own))
-            for key, own in values.items()
-        } or {"algorithm": list(self.styles.values())}
-        by_size = sorted(styles, key=lambda key: -len(styles[key]))
-        kept = [key for key in _CHANNELS.values() if len(styles.get(key, ())) <= len(DASHES)]
-        free = [key for key in by_size if key not in kept]
-        chosen = {
-            channel: key if key in styles else free.pop(0) if free else by_size[0]
-            for channel, key in _CHANNELS.items()
-        }
-        levels = [
-            {name_of(key): own.index(group.values.get(key, "")) for key, own in values.items()}
-            for group in groups
-        ]
-        return {"scales": styles, "levels": levels, "encoding": chosen}
 
     def run_table(self, paths: Sequence[str]) -> dict[str, Any]:
         """Return titles, formats and rows of the table of runs."""
@@ -270,13 +244,6 @@ class Data:
         return {"curves": shown, "notes": notes, "color": style["color"]}
 
 
-def text_of(value: Any) -> str:
-    """Return the value of a setting as text, since JavaScript would round a large seed."""
-    if isinstance(value, bool) or value is None:
-        return json.dumps(value)
-    return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else f"{value}"
-
-
 def name_of(key: str) -> str:
     """Return a setting as users write it."""
     return key.removesuffix(".name")
@@ -299,14 +266,6 @@ def _weights(weights: Mapping[str, float]) -> str:
         part = f"{name} " + f"{weight:+.2f}".replace("-", "\N{MINUS SIGN}")
         parts.append(part.replace(" ", "\N{NO-BREAK SPACE}") if len(part) < 20 else part)
     return ", ".join(parts)
-
-
-def _order(text: str) -> tuple[bool, float, str]:
-    """Return a sort key of the text of a setting: numbers by value, other texts, a missing one."""
-    try:
-        return (False, float(text), "")
-    except ValueError:
-        return (True, float(not text), text)
 
 
 def kept_iterations(horizons: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -405,12 +364,13 @@ def payload(runs: Sequence[Run], unfinished: Sequence[Unfinished], folder: Path)
     groupings = {}
     for title, by in data.ways_to_group().items():
         groups = data.groups(by)
+        rows = [{name_of(key): group.values.get(key, "") for key in by} for group in groups]
         charts = {cost: data.cost_chart(groups, cost) for cost in _COSTS}
         groupings[title] = {
             "charts": {"regret": data.regret_chart(groups), **charts},
             "table": data.group_table(groups),
             "mixed": any(group.is_mixed for group in groups),
-            **data.encoding(groups, by),
+            **encode(rows, list(data.styles)),
         }
     scales = [scale for each in groupings.values() for scale in each["scales"].values()]
     styles = itertools.chain(data.styles.values(), *scales)

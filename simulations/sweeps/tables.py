@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,18 @@ import numpy as np
 import pandas as pd
 
 from fldb_flower.runs.plots import (
+    MARKER_CODES,
     MAX_LABELS,
     Curve,
     errors_text,
+    line_style,
     regret,
     save_figure,
     settings_text,
     title_of,
     wrap,
 )
+from fldb_flower.runs.styles import encode
 from fldb_flower.settings import AUTO
 from fldb_flower.system.progress import progress
 from simulations.saved_runs import (
@@ -27,12 +30,14 @@ from simulations.saved_runs import (
     Run,
     by_configuration,
     predictions,
+    text_of,
     varying,
 )
 
 TABLE, CURVES, PICTURE = "sweep.csv", "curves.csv", "sweep.png"
 _MAX_ROWS = 60  # rows of the printed table
 _MAX_LETTERS = 40  # letters in a line of a label
+_MARKS = {"markevery": (0.08, 0.16), "markersize": 3}  # first, and distance, in diagonals of axes
 _LABEL_HEIGHT = 0.14  # height of a line of a label, in inches
 
 
@@ -168,10 +173,24 @@ def picture(runs: Sequence[Run], path: Path) -> None:
 def mean_curves(runs: Sequence[Run]) -> list[Curve]:
     """Return a curve per configuration, labelled with the settings that differ and that it uses."""
     differing = [key for key in varying(runs) if key != "seed"]
+    groups = by_configuration(runs)
+    names = [str(group[0].used["algorithm"]) for group in groups]
+    shown = [{k: group[0].used[k] for k in differing if k in group[0].used} for group in groups]
     found = []
-    for group in by_configuration(runs):
-        used = group[0].used
-        text = settings_text({key: used[key] for key in differing if key in used})
+    for group, name, own, look in zip(groups, names, shown, _looks(names, shown), strict=True):
         values = np.array([run.curve.cumulative_regret for run in group])
-        found.append(Curve(str(used["algorithm"]), values, wrap(text, _MAX_LETTERS)))
+        found.append(Curve(name, values, wrap(settings_text(own), _MAX_LETTERS), look))
     return found
+
+
+def _looks(names: Sequence[str], shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return styles that encode settings as in the report; empty if some curves look the same."""
+    rows = [{key: text_of(value) for key, value in own.items()} for own in shown]
+    scales, levels, chosen = encode(rows, sorted(set(names))).values()
+    is_marked = chosen["marker"] not in (chosen["color"], chosen["dash"])
+    looks = []
+    for level in levels:
+        style = {each: scales[key][level.get(key, 0)][each] for each, key in chosen.items()}
+        marks = {"marker": MARKER_CODES[style["marker"]], **_MARKS} if is_marked else {}
+        looks.append(line_style(style) | marks)
+    return looks if len(set(map(repr, looks))) == len(looks) else [{} for _ in looks]

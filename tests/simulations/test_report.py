@@ -414,6 +414,54 @@ def test_an_algorithm_has_one_color_in_figures_and_in_the_report(tmp_path):
         assert drawn <= set(dark)  # has a color on a dark page
 
 
+def drawn_curves(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """Return color, line style and marker of the labelled curves in the picture of a sweep."""
+    curves = mean_curves(find_runs([folder])[0])
+    axes = Figure().add_subplot()
+    regret(axes, curves)
+    names = {curve.label: curve.look.get("linestyle") for curve in curves}
+    markers = [line.get_marker() for line in axes.lines if line.get_label() in names]
+    samples = [line.get_marker() for line in axes.lines if line.get_markevery() == [0]]
+    assert [marker or "None" for marker in samples] == markers  # a label has the marker, if any
+    return {
+        str(line.get_label()): (line.get_color(), names[line.get_label()], line.get_marker())
+        for line in axes.lines
+        if line.get_label() in names
+    }
+
+
+def test_the_picture_of_a_sweep_encodes_settings_as_the_report(tmp_path):
+    """By hand: blue and red, dashes by tau and markers by N, each in the order of the values."""
+    grid = [(a, t, n) for a in ("fldb_ogd", "fldb_ons") for t in (8, 1, 2) for n in (100, 50)]
+    for number, (algorithm, tau, size) in enumerate(grid):
+        make_run(tmp_path / str(number), algorithm=algorithm, tau=tau, num_agents=size)
+    assert drawn_curves(tmp_path) == {
+        f"{name}, $N={size}$, $\\tau={tau}$": (color, dash, marker)
+        for name, color in (("FLDB-OGD", "#d1410c"), ("FLDB-ONS", "#0072b2"))
+        for tau, dash in ((1, "-"), (2, (0, [5, 2])), (8, (0, [7, 2, 1.5, 2])))
+        for size, marker in ((50, "o"), (100, "s"))
+    }
+    page = made(tmp_path)["groupings"]["configuration"]
+    assert set(styles(page, "num_agents", "marker")) == {"circle", "square"}
+    assert all(dash in ([], [5, 2], [7, 2, 1.5, 2]) for dash in styles(page, "tau", "dash"))
+
+
+def test_a_picture_without_markers_and_one_of_settings_that_styles_cannot_encode(tmp_path):
+    for tau in (1, 2):
+        for number in range(4):
+            make_run(tmp_path / "periods" / f"{tau}{number}", tau=tau, seed=number)
+            more = {"a": number % 2, "b": number // 2, "num_agents": 10 * tau}
+            make_run(tmp_path / "four" / f"{tau}{number}", tau=tau, **more)
+    assert {marker for *_, marker in drawn_curves(tmp_path / "periods").values()} == {"None"}
+    runs, _ = find_runs([tmp_path / "four"])  # tau and N together, and neither of a and b
+    curves = mean_curves(runs)
+    assert len(curves) == 8
+    assert not any(curve.look for curve in curves)
+    axes = Figure().add_subplot()
+    regret(axes, curves)
+    assert len({line.get_color() for line in axes.lines}) == 8
+
+
 def test_learned_directions_are_a_table(tmp_path):
     both = [
         {"share": 0.712, "weights": {"price": 0.8, "quality": -0.6}},
