@@ -288,6 +288,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             temporary = tempfile.TemporaryDirectory(prefix="fldb-demo-")
             folder = Path(stack.enter_context(temporary))
         demonstrate(arguments, folder)
+    kept = f"its folder is {folder}" if arguments.dir else "its folder is removed (--dir keeps it)"
+    _say(f"the demo has ended; {kept}")
 
 
 if __name__ == "__main__":

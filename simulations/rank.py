@@ -24,80 +24,13 @@ from fldb_flower.runs.plots import save_figure
 from fldb_flower.system.commands import Parser, bounded
 from fldb_flower.system.files import reason_of, replace_file
 from fldb_flower.system.startup import interruptible
-from simulations.api.ranking import ENOUGH, Ranking, rank_items
+from simulations.api.ranking import Ranking, rank_items
+from simulations.api.ranking_text import counts_of, names_of, tells_people_apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SHOWN = 20  # rows on the terminal
 _DRAWN = 60  # items in the figure
-_FURTHEST = 3  # people who differ most
-
-
-def _names(ranking: Ranking, most: int, width: int) -> list[str]:
-    """Return the names of the best items, with a star if they may be misspelt."""
-    return [
-        one_line(item)[:width] + " *" * (item in ranking.similar)
-        for item in ranking.table["item"].head(most)
-    ]
-
-
-def counts_of(ranking: Ranking) -> str:
-    """Return the numbers of comparisons, items and people."""
-    people = "" if ranking.people is None else f" by {len(ranking.people):,} people"
-    return f"{ranking.count:,.10g} comparisons of {len(ranking.table):,} items{people}"
-
-
-def _tells_people_apart(ranking: Ranking) -> bool:
-    return ranking.people is not None and ranking.count >= ENOUGH * len(ranking.people)
-
-
-def _differences(ranking: Ranking, own: str) -> list[str]:
-    """Return the lines about people who differ."""
-    people, variance, gain = ranking.people, ranking.variance, ranking.gain
-    assert people is not None
-    assert gain is not None
-    if not variance:
-        return ["No difference between people was found."]
-    found = "clearly better" if gain[0] > 2.0 * gain[1] else "not clearly better"
-    apart = (people - ranking.table["utility"].to_numpy()).to_numpy()
-    far = []
-    for row in np.argsort(-(apart**2).sum(axis=1), kind="stable")[:_FURTHEST]:
-        item = int(np.abs(apart[row]).argmax())
-        name, what = (one_line(each)[:30] for each in (people.index[row], people.columns[item]))
-        far.append(f"{name} ({what} {apart[row, item]:+.1f})")
-    return [
-        f"A ranking for each person predicts {own}.",
-        f"This is {found}: the log loss is lower by {gain[0]:.3f} +- {gain[1]:.3f}.",
-        f"Utilities of people differ with a standard deviation of about {math.sqrt(variance):.1g}.",
-        f"Furthest from the common ranking: {', '.join(far)}.",
-    ]
-
-
-def text_of(ranking: Ranking) -> str:
-    """Return the ranking as lines for a terminal."""
-    table = ranking.table
-    shown = table.head(_SHOWN).copy()
-    shown["item"] = _names(ranking, _SHOWN, 40)
-    for column in ("utility", "low", "high"):
-        shown[column] = shown[column].map("{:+.2f}".format)
-    shown["best"] = shown["best"].map("{:.0%}".format)
-    for column in ("wins", "losses", "ties"):
-        shown[column] = shown[column].map("{:g}".format)
-    lines = [counts_of(ranking), "", shown.to_string(index=False)]
-    if len(table) > _SHOWN:
-        lines.append(f"... and {len(table) - _SHOWN} more in the CSV file")
-    for item, other in ranking.similar.items():
-        lines.append(one_line(f"* {item} was compared once; is it {other}?"))
-    common, *own = (
-        f"{right:.0%} of winners (log loss {loss:.3f})"
-        for right, loss in zip(ranking.accuracy, ranking.log_loss, strict=True)
-    )
-    lines += ["", f"For comparisons that it has not seen, the ranking predicts {common}."]
-    lines += ["A coin predicts 50% (log loss 0.693)."]
-    if _tells_people_apart(ranking):
-        lines += _differences(ranking, own[0])
-    return "\n".join([*lines, *(f"Note: {one_line(note)}." for note in ranking.notes)])
 
 
 def draw(ranking: Ranking, figure: Figure) -> None:
@@ -106,12 +39,12 @@ def draw(ranking: Ranking, figure: Figure) -> None:
     axes, places = figure.add_subplot(), np.arange(len(table))
     utility = table["utility"].to_numpy()
     axes.set_title(counts_of(ranking))
-    spread = math.sqrt(ranking.variance or 0.0) if _tells_people_apart(ranking) else 0.0
+    spread = math.sqrt(ranking.variance or 0.0) if tells_people_apart(ranking) else 0.0
     if spread:
         axes.hlines(places, utility - spread, utility + spread, color="#d5dbe1", linewidth=5)
     axes.hlines(places, table["low"], table["high"], color="#0072b2", linewidth=1.2)
     axes.plot(utility, places, "o", color="#0072b2", markersize=4)
-    axes.set_yticks(places, [name.replace("$", r"\$") for name in _names(ranking, _DRAWN, 30)])
+    axes.set_yticks(places, [name.replace("$", r"\$") for name in names_of(ranking, _DRAWN, 30)])
     axes.set_ylim(len(table) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     what = "utility (logits), with 95% interval"
@@ -169,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.exit(f"error: {one_line(error)}")
         height = 0.9 + 0.16 * min(len(ranking.table), _DRAWN)
         drawn = save_figure(path, lambda figure: draw(ranking, figure), height=height)
-        print(text_of(ranking))
+        print(ranking)
         print(one_line(" ".join(["written:", *map(str, [*files, *drawn])])))
 
 

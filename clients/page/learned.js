@@ -117,7 +117,7 @@ function findings({ own, weights, deviations, names }, favourites, { predicted, 
     found.push(parts.length ? `Clearly preferred: ${parts.join("; ")}.` : "No feature is clearly preferred yet.");
   }
   if (predicted) {
-    found.push(`${right} of the last ${plural(predicted, "prediction")} were right, and about ${Math.round(expected)} were expected. The two options of a pair are chosen to be close, which makes answers hard to predict.`);
+    found.push(`${right} of the last ${plural(predicted, "prediction")} were right, and about ${Math.round(expected)} were expected. Pairs are chosen for what their answers teach, and some are hard to predict.`);
   }
   return found;
 }

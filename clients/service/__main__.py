@@ -16,6 +16,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clients.preference_agent import EXPIRE_AFTER, MOST_SECONDS, PreferenceAgent
 from clients.service.limits import LIMITS, Limits
@@ -25,6 +26,9 @@ from fldb_flower.bandit.selection.informative import PURPOSES
 from fldb_flower.errors import SettingsError, one_line
 from fldb_flower.system.commands import Parser, bounded, ending_in_one_line
 from fldb_flower.system.startup import SERVICE_EXTRA, require
+
+if TYPE_CHECKING:
+    from clients.service.catalogue import Catalogue
 
 PORT = 8377
 _NODE_TOKEN_MODE = 0o640  # at most: the SuperNode's user reads it as a member of the group
@@ -122,14 +126,21 @@ def serve(arguments: argparse.Namespace) -> None:
                 " nothing is encrypted, not even the token"
             )
         print(f"http://{http.address(host, listener)}/#token={token}", flush=True)
-        if catalogue is not None and catalogue.hides_features:
-            found = one_line(arguments.arms)
-            _say(f"note: {found}: an arm with a text or an image is shown without its features")
+        if catalogue is not None:
+            _remark(one_line(arguments.arms), catalogue)
         limits = Limits(arguments.max_connections, arguments.request_seconds)
         tokens = [token, *([] if node is None else [node.token])]
         http.serve(
             app, listener, limits, http.Limiter(*tokens), timeout_graceful_shutdown=_STOP_SECONDS
         )
+
+
+def _remark(arms: str, catalogue: Catalogue) -> None:
+    """Print what a person should know about the arms of a file."""
+    if catalogue.warning:
+        _say(f"warning: {arms}: {catalogue.warning}")
+    if catalogue.hides_features:
+        _say(f"note: {arms}: an arm with a text or an image is shown without its features")
 
 
 def _say(line: str) -> None:

@@ -45,6 +45,7 @@ class Catalogue:
 
     arms: Sequence[Arm] = ()
     names: list[str] | None = None
+    warning: str = ""
 
     @cached_property
     def features(self) -> FloatArray:
@@ -127,7 +128,7 @@ def _from_csv(content: bytes) -> Catalogue:
             arms.append(Arm.model_validate({"key": key, "features": features[row], **shown}))
         except ValidationError as error:
             raise DataError(f"line {line}: {first_error(error.errors())}") from None
-    return Catalogue(arms, [*table.names])
+    return Catalogue(arms, [*table.names], table.warning)
 
 
 def _check(arms: Sequence[Arm]) -> None:

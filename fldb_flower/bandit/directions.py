@@ -60,8 +60,9 @@ def features_of(direction: Mapping[str, Any]) -> str:
     --------
     >>> from fldb_flower.bandit.directions import features_of
     >>> features_of({"share": 0.9333, "weights": {"taxes": 0.7071, "welfare": -0.7071}})
-    'taxes (+), welfare (-): 93% of the variance'
+    'taxes (+), welfare (-): 93% of the variance (some prefer more + and less -, some the reverse)'
     """
     signed = [f"{name} ({'+' if each > 0 else '-'})" for name, each in direction["weights"].items()]
     more = f" and {len(signed) - _LISTED} more" if len(signed) > _LISTED else ""
-    return f"{', '.join(signed[:_LISTED])}{more}: {direction['share']:.0%} of the variance"
+    listed = f"{', '.join(signed[:_LISTED])}{more}: {direction['share']:.0%} of the variance"
+    return f"{listed} (some prefer more + and less -, some the reverse)"

@@ -27,6 +27,7 @@ class ArmTable(NamedTuple):
     names: tuple[str, ...]
     features: FloatArray
     contents: Mapping[str, Sequence[str]]  # the columns text and image, if there are any
+    warning: str = ""  # about columns of texts that may be numbers
 
 
 def parse_arms(content: bytes, largest: float = LARGEST) -> ArmTable:
@@ -57,19 +58,22 @@ def parse_arms(content: bytes, largest: float = LARGEST) -> ArmTable:
     contents = {name: columns.pop(name) for name in CONTENTS if name in columns}
     if not columns:
         return ArmTable(arms, lines, arms, indicators(len(arms)), contents)
-    names, features = list[str](), list[FloatArray]()
+    names, features, distinct = list[str](), list[FloatArray](), list[str]()
     for column, cells in columns.items():
         numbers = _numbers(column, cells, largest, arms, lines)
         if numbers is not None:
             names, features = [*names, column], [*features, numbers]
             continue
         texts = {text: number for number, text in enumerate(dict.fromkeys(cells))}
+        distinct += [one_line(column)] * (len(texts) == len(arms) > 2)
         places = np.array([texts[cell] for cell in cells])
         names += [f"{column}={text}" for text in texts]
         features += [*indicators(len(texts))[places].T]
     if len({*names}) < len(names) or len(names) > MAX_DIMENSION:
         raise DataError(f"has {len(names)} features; at most {MAX_DIMENSION}, each with its name")
-    return ArmTable(arms, lines, tuple(names), np.column_stack(features), contents)
+    warning = f"each arm has a different text in {', '.join(distinct)}"
+    warning = f"{warning}; if these are numbers, remove their unit" if distinct else ""
+    return ArmTable(arms, lines, tuple(names), np.column_stack(features), contents, warning)
 
 
 def indicators(count: int) -> FloatArray:
@@ -94,6 +98,8 @@ def _numbers(
     row = (neither if any(neither) else wrong).index(True)
     fault = f"{one_line(column)} of {arms[row][:40]!r} is {cells[row][:40]!r}"
     required = f"must be a number within +-{largest:g}, or every line must have text here"
+    if "," in cells[row] and not is_text(cells[row]):
+        required = "write numbers with a decimal point, without commas"
     if not cells[row]:
         fault, required = f"{one_line(column)} of {arms[row][:40]!r} is empty", "fill or remove it"
     raise error_at(lines[row], fault, required)

@@ -62,16 +62,19 @@ class Duels:
 
     @staticmethod
     def caution(settings: Settings) -> str | None:
-        """Return a line about people that predict leaves out because of the horizon."""
+        """Return a line about texts in arms.csv, and people left out because of the horizon."""
+        study = read_study(settings.environment.path)
+        warning = study.warning and f"{ARMS}: {study.warning}"
         if settings.environment.play != "predict":
-            return None
-        answers = read_study(settings.environment.path).answers
+            return warning or None
+        answers = study.answers
         answers = answers[answers >= settings.environment.min_answers]
         if not (few := np.count_nonzero(answers < settings.horizon)):
-            return None
-        return (
-            f"{few} of {len(answers)} people have fewer than horizon={settings.horizon} answers and"
-            f" are left out; horizon={answers.min()} keeps all"
+            return warning or None
+        return f"{warning}; " * bool(warning) + (
+            f"{few} of {len(answers)} people have fewer than"
+            f" horizon={settings.horizon} answers and are left out;"
+            f" horizon={answers.min()} keeps all"
         )
 
     @staticmethod

@@ -62,6 +62,7 @@ class Study(NamedTuple):
     second: IntArray
     preference: FloatArray
     names: tuple[str, ...]  # of the features
+    warning: str = ""  # about the features
 
     @property
     def answers(self) -> IntArray:
@@ -130,7 +131,8 @@ def _study(folder: Path, version: object) -> Study:  # noqa: ARG001 - a key of t
     features = _read(file, lambda _: indicators(len(numbers))) if table is None else table.features
     names = tuple(numbers) if table is None else table.names
     answers = person, first, second, preference
-    return Study(folder, tuple(numbers), tuple(people), features, *answers, names)
+    warning = "" if table is None else table.warning
+    return Study(folder, tuple(numbers), tuple(people), features, *answers, names, warning)
 
 
 def _numbered(names: Iterable[str]) -> dict[str, int]:

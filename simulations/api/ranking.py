@@ -23,12 +23,10 @@ from fldb_flower.bandit.selection.informative import most_informative
 from fldb_flower.errors import ConvergenceError, DataError
 from fldb_flower.linalg.arrays import Array
 from simulations.api.comparisons import Comparisons, parse_comparisons, read_comparisons
+from simulations.api.ranking_text import ENOUGH, text_of
 
 VARIANCES = (0.0, *(10.0 ** np.linspace(-2.0, 2.0, 9)).tolist())
 """Values of v that are tried; 0: people do not differ."""
-
-ENOUGH = 10
-"""Answers per person, on average, from which the standard deviation of people is stated."""
 
 _DRAWS, _ROUNDS, _STEPS, _CHECKED = 20_000, 100, 200, 20
 _NORMAL = 1.959964  # the quantile of a 95% interval
@@ -100,6 +98,10 @@ class Ranking:
     similar: dict[str, str]
     _fit: Fit = field(repr=False)
     _data: Comparisons = field(repr=False)
+
+    def __str__(self) -> str:
+        """Return the text that ``fldb rank`` prints."""
+        return text_of(self)
 
     def next_pairs(self, count: int = 20) -> pd.DataFrame:
         """Return the pairs to compare next, the most informative one first.
@@ -449,8 +451,11 @@ def _similar(data: Comparisons) -> dict[str, str]:
             item for number, item in enumerate(data.items)
             if number != rare and digits[number] == digits[rare]
         ]  # fmt: skip
-        if close := difflib.get_close_matches(data.items[rare], others, 1, 0.8):
-            similar[data.items[rare]] = close[0]
+        name = data.items[rare]
+        swaps = {name[:k] + name[k : k + 2][::-1] + name[k + 2 :] for k in range(len(name) - 1)}
+        close = difflib.get_close_matches(name, others, 1, 0.8)
+        if close := close or [item for item in others if item in swaps]:
+            similar[name] = close[0]
     return similar
 
 

@@ -343,6 +343,9 @@ def test_directions_in_which_no_two_arms_differ_are_not_reported():
     assert directions_of(prior._replace(precision=np.zeros((3, 3)))) == []
 
 
+OPPOSITE = " (some prefer more + and less -, some the reverse)"
+
+
 def test_results_of_a_study_name_the_features_in_which_people_differ(tmp_path, caplog):
     """Everybody likes green arms; half of the people like, and half dislike, expensive ones."""
     (tmp_path / "arms.csv").write_text(
@@ -366,11 +369,11 @@ def test_results_of_a_study_name_the_features_in_which_people_differ(tmp_path, c
     assert list(model["directions"][0]["weights"]) == ["price"]
     share = model["directions"][0]["share"]
     assert share > 0.65
-    line = f"agents differ most in price (+): {share:.0%} of the variance"
+    line = f"agents differ most in price (+): {share:.0%} of the variance{OPPOSITE}"
     assert caplog.messages[-2] == line
     opposite = {"share": 0.5, "weights": dict(zip("abcdefg", (1, -1, 1, -1, 1, 1, 1), strict=True))}
     expected = "a (+), b (-), c (+), d (-), e (+) and 2 more: 50% of the variance"
-    assert features_of(opposite) == expected
+    assert features_of(opposite) == expected + OPPOSITE
 
 
 def test_a_device_names_the_directions_of_the_last_broadcast(tmp_path):

@@ -813,8 +813,8 @@ FINDINGS = [
     "Your favourite: Mango lassi. The estimated chance that it is preferred to an average option is"
     " 93% (95% interval: 87 to 97%). Next: milk and water.",
     "Clearly preferred: more sweet; less hot.",
-    "31 of the last 47 predictions were right, and about 30 were expected. The two options of a"
-    " pair are chosen to be close, which makes answers hard to predict.",
+    "31 of the last 47 predictions were right, and about 30 were expected. Pairs are"
+    " chosen for what their answers teach, and some are hard to predict.",
 ]
 TIMES = {
     **dict.fromkeys((-5, 0, 59), "just now"), **dict.fromkeys((60, 119), "1 minute ago"),

@@ -440,6 +440,8 @@ BAD_CSV = {
     "arm,price\na,1\n": "has 1 arms; a duel needs two",
     "arm,price\na,1\nb\n": "line 3: 1 instead of 2 fields: 'b'",
     "arm,price\na,1\n\nb,cheap\n": "line 4: price of 'b' is 'cheap'; must be a number within",
+    'arm,price\na,1\nb,"59,9"\n': "line 3: price of 'b' is '59,9'; write numbers with a decimal",
+    'arm,price\na,x\nb,"1,000"\n': "line 3: price of 'b' is '1,000'; write numbers with a dec",
     "arm,price\na,1\nb,nan\n": "line 3: price of 'b' is 'nan'; must be a number within",
     "arm,price\na,1\nb,1_0\n": "line 3: price of 'b' is '1_0'; must be a number within",
     "arm,price\na,1\nb,1e999\n": "line 3: price of 'b' is '1e999'; must be a number within",
@@ -506,6 +508,22 @@ def test_a_note_states_that_the_page_shows_no_features(path, tmp_path, monkeypat
         notes = capsys.readouterr().err.splitlines()
         assert len(notes) == is_noted
         assert all(note.startswith(f"note: {arms}: an arm with a text or an") for note in notes)
+
+
+def test_a_warning_names_columns_with_a_text_for_each_arm(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("clients.service.http.serve", lambda *_, **__: None)
+    arms = tmp_path / "arms.csv"
+    for text, columns in (
+        ("arm,price_eur,kg,size\na,59 EUR,1,S\nb,60 EUR,2,L\nc,61 EUR,3,S\n", "price_eur"),
+        ("arm,price,size\na,59 EUR,S\nb,60 EUR,L\nc,61 EUR,M\n", "price, size"),
+        ("arm,price\na,59 EUR\nb,60 EUR\nc,60 EUR\n", ""),
+        ("arm,wifi\na,yes\nb,no\n", ""),  # two rows
+    ):
+        arms.write_text(text)
+        main(["--store", str(path), "--arms", str(arms), "--port", "0"])
+        warning = f"warning: {arms}: each arm has a different text in {columns}; if these are num"
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.startswith(warning) for line in lines] == [True] * bool(columns)
 
 
 def test_an_arm_without_text_and_image_shows_its_key(path, tmp_path):

@@ -25,6 +25,7 @@ from fldb_flower.errors import DataError, SettingsError
 from fldb_flower.federation.agents import AgentGroup
 from fldb_flower.federation.exchange import Broadcast, PlayRequest
 from fldb_flower.federation.history import History
+from fldb_flower.privacy.plan import cautions
 from fldb_flower.settings import (
     EnvironmentSettings,
     Settings,
@@ -432,7 +433,7 @@ BAD_FILES = {
     "name twice": ("arms.csv", "arm,key,x\nA,A,1\n", "line 1: the header is 'arm,key,x';"),
     "empty text": ("arms.csv", "arm,c\nA,red\nB,\n", "line 3: c of 'B' is empty; fill or remove"),
     "nan text": ("arms.csv", "arm,c\nA,red\nB,NaN\n", "line 3: c of 'B' is 'NaN'; must be a num"),
-    "comma": ("arms.csv", 'arm,x\nA,"1,5"\nB,"2,5"\n', "line 2: x of 'A' is '1,5'; must be a num"),
+    "comma": ("arms.csv", 'arm,x\nA,"1,5"\nB,"2,5"\n', "line 2: x of 'A' is '1,5'; write numbers"),
     "column twice": ("arms.csv", "arm,x,x\nA,1,2\n", "line 1: the header is 'arm,x,x'"),
     "arm twice": ("arms.csv", "arm,x\nA,1\nB,2\n\nA,3\n", "line 5: arm is 'A'; must be a name"),
     "arm without name": ("arms.csv", "arm,x\n,1\nB,1\n", "line 2: arm is ''; must be a name"),
@@ -525,6 +526,18 @@ def test_layouts_that_are_valid(tmp_path):
 def test_texts_are_indicators_in_order_of_appearance(tmp_path):
     folder = write(tmp_path / "s", "arm,x,colour,text\nA,1,red,a\nB,2,blue,b\nC,3,red,c\n", DUELS)
     assert read_study(str(folder)).features.tolist() == [[1, 1, 0], [2, 0, 1], [3, 1, 0]]
+
+
+def test_a_warning_names_columns_with_a_text_for_each_arm(tmp_path):
+    table = "arm,price,size\nA,59 EUR,S\nB,60 EUR,L\nC,61 EUR,S\n"
+    folder = write(tmp_path / "s", table, HEADER + "p,A,B,1\np,B,C,1\np,A,C,1\nq,A,B,0\n")
+    warning = "arms.csv: each arm has a different text in price; if these are numbers, remove their"
+    (line,) = cautions(settings(folder))
+    assert line == f"{warning} unit"
+    (line,) = cautions(settings(folder, environment__play="predict", num_arms=2, horizon=2))
+    assert line.startswith(f"{warning} unit; 1 of 2 people have fewer than horizon=2 answers")
+    (folder / "arms.csv").write_text(table.replace("61", "60"))
+    assert cautions(settings(folder)) == []
 
 
 def test_arms_without_features_have_one_indicator_each(study):

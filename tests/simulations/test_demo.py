@@ -151,3 +151,13 @@ def test_a_relative_folder_is_that_of_the_caller(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "demonstrate", lambda _options, folder: folders.append(folder))
     demo_module.main(["--dir", "demo"])
     assert folders == [tmp_path / "demo"]  # the processes have other working directories
+
+
+def test_a_line_at_the_end_says_where_the_folder_is(monkeypatch, tmp_path, capsys):
+    folders = []
+    monkeypatch.setattr(demo_module, "demonstrate", lambda _, folder: folders.append(folder))
+    demo_module.main(["--minutes", "0.01"])
+    assert capsys.readouterr().out == "the demo has ended; its folder is removed (--dir keeps it)\n"
+    assert not folders[0].exists()
+    demo_module.main(["--minutes", "0.01", "--dir", str(tmp_path)])
+    assert capsys.readouterr().out == f"the demo has ended; its folder is {tmp_path}\n"

@@ -191,10 +191,14 @@ def test_notes_name_few_answers_and_names_that_may_be_the_same() -> None:
     assert few.startswith("people have 4.0 answers on average. With fewer than about 10,")
     assert case == "people differ in case only: Anna, anna"
     assert rank_items(answers).similar == {"Areo_2": "Aero_2"}
-    lines = rank.text_of(rank_items(answers)).splitlines()
+    lines = str(rank_items(answers)).splitlines()
     place = lines.index("* Areo_2 was compared once; is it Aero_2?")
     assert all(each in "".join(lines[2:place]) for each in ("Areo_2 *", "Aero_2 ", "Kite "))
     assert "".join(lines[2:place]).count("*") == 1
+    for wrong, right in (("Clam", "Calm"), ("Dahs", "Dash"), ("xy", "yx")):  # neighbours swapped
+        swapped = answers.replace({"Areo_2": wrong, "Kite": right})
+        assert rank_items(swapped).similar == {wrong: right}
+    assert not rank_items(answers.replace({"Areo_2": "Malc", "Kite": "Calm"})).similar
     numbered = answers.replace("Areo_2", "Aero_3").assign(count=20)
     assert not rank_items(numbered).similar
     assert [note.partition(":")[0] for note in rank_items(numbered).notes] == [
@@ -301,7 +305,7 @@ def test_a_column_of_people_may_have_another_name() -> None:
 def test_columns_that_are_not_used_are_named() -> None:
     found = rank_items(table("Date,winner,loser,Colour 1,a,b,x 2,b,a,y"))
     assert found.notes == ("ignored columns: Date, Colour", ONE_PERSON)
-    assert "\nNote: ignored columns: Date, Colour.\n" in rank.text_of(found)
+    assert "\nNote: ignored columns: Date, Colour.\n" in str(found)
 
 
 def test_a_number_is_a_name_only_if_other_answers_are_names() -> None:
@@ -412,6 +416,7 @@ def test_the_command_prints_and_writes_the_ranking(
     assert [*following] == ["first", "second"]
     assert len({frozenset(pair) for pair in following.to_numpy()}) == 4
     output = capsys.readouterr().out
+    assert output.startswith(f"{rank_items(file)}\nwritten: ")
     assert "A ranking for each person predicts" in output
     assert output.startswith("160 comparisons of 4 items by 8 people\n")
     people = pd.read_csv(tmp_path / "out-people.csv", index_col="person")
