@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "clients.service.__main__",
             "serve a device's duels over HTTP and on a web page",
         ),
+        "backup": Command("clients.backup", "copy a device's store"),
         "helper": Command(
             "clients.helper.__main__",
             "run the helper of secure sums",

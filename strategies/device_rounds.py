@@ -154,8 +154,9 @@ class DeviceDirectory(ResultsDirectory):
 
     def _append(self, name: str, rows: Sequence[Iterable[Any]], header: Iterable[str] = ()) -> None:
         with (self.path / name).open("r+", encoding="utf-8", newline="") as file:
-            file.seek(self._sizes[name])
-            if header and not self._sizes[name]:
+            # A file that was lost, or restored from an older backup, is shorter.
+            end = file.seek(min(self._sizes[name], os.fstat(file.fileno()).st_size))
+            if header and not end:
                 rows = [header, *rows]
             csv.writer(file, lineterminator="\n").writerows(rows)
             file.truncate()

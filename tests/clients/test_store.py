@@ -37,6 +37,7 @@ from clients.store.database import SCHEMA_VERSION, Database
 from clients.store.duel_store import system_uptime
 from fldb_flower.bandit.estimate import VARIANCES, CommonPrior, ShareChange
 from fldb_flower.errors import DataError, FldbError, OutputError
+from simulations import command
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for many small transactions
 HOUR = 3600.0
@@ -1248,3 +1249,24 @@ def test_backups_during_writes(path):
             assert rows(copy, "PRAGMA integrity_check") == [("ok",)]
         process.send_signal(signal.SIGKILL)
     assert len(acknowledged) > 10
+
+
+def test_the_command_copies_a_store_and_replaces_nothing(tmp_path, in_process):
+    path, copy = tmp_path / "duels.db", tmp_path / "copy.db"
+    with DuelStore(path) as store:
+        answer(store, 5)
+        assert in_process(command.main, "fldb", "backup", str(path), str(copy)) == (
+            0, f"{copy}: 5 answers of {path}\n", "",
+        )  # fmt: skip
+        with DuelStore(copy) as other:
+            assert other.device_id == store.device_id
+            for mine, theirs in zip(store.answers(), other.answers(), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+    before = copy.read_bytes()
+    status, *_ = in_process(command.main, "fldb", "backup", str(path), str(copy))
+    assert status == f"error: {copy} already exists: a backup replaces no file"
+    assert copy.read_bytes() == before
+    typo = tmp_path / "typo.db"
+    status, *_ = in_process(command.main, "fldb", "backup", str(typo), str(tmp_path / "new.db"))
+    assert status == f"error: STORE={typo}: there is no such file"
+    assert {each.name for each in tmp_path.glob("*.db")} == {"duels.db", "copy.db"}

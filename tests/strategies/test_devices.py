@@ -784,6 +784,30 @@ def test_answers_of_a_restored_backup_are_not_counted_twice(tmp_path):
     assert (server.round, server.devices.duels) == (2, 14)
 
 
+@pytest.mark.parametrize("left", ["nothing", "rows of an older backup", "all rows"])
+def test_tables_of_a_server_that_was_restored_have_a_header_and_only_rows(tmp_path, left):
+    """From the checkpoint alone, with older tables, or with all of them."""
+    federation = Federation(tmp_path, devices=1)
+    tables = [tmp_path / "server" / name for name in ("rounds.csv", "uploads.csv")]
+    older = []
+    for _ in range(2):
+        federation.answer(0, 6)
+        federation.serve()
+        older.append([path.read_bytes() for path in tables])
+    for path, *texts in zip(tables, *older, strict=True):
+        path.unlink()
+        if left != "nothing":
+            path.write_bytes(texts[left == "all rows"])
+    federation.answer(0, 6)
+    server = federation.serve()
+    assert server.devices.duels == 18
+    expected = {"nothing": [3], "all rows": [1, 2, 3]}.get(left, [1, 3])
+    for path in tables:
+        with path.open() as file:
+            assert [int(row["round"]) for row in csv.DictReader(file)] == expected
+        assert b"\0" not in path.read_bytes()
+
+
 def test_a_copied_store_is_refused_and_the_original_is_still_counted(tmp_path):
     federation = Federation(tmp_path, devices=1)
     federation.answer(0, 8)
