@@ -6,10 +6,11 @@ const LONGEST = 10000; // milliseconds to wait for a picture
 /* ---- Progress ------------------------------------------------------------------------------ */
 
 /** Return in words which answers wait for a round, and how many different pairs are missing. */
-function inRounds({ answered, counted, sent, needed, received }) {
+function inRounds({ answered, counted, sent, needed, minimum, pairs, received }) {
   const waiting = answered - sent;
+  if (pairs !== undefined && pairs < minimum) return `Nothing is sent: an upload needs answers about ${minimum} different pairs, and these options have only ${pairs}.`;
   const parts = [];
-  if (sent > counted) parts.push(`${plural(sent - counted, "answer")} uploaded, not yet confirmed by the server.`);
+  if (sent > counted) parts.push(`${plural(sent - counted, "answer")} in an upload that the server has not confirmed.`);
   if (needed) {
     const pairs = plural(needed, waiting ? "more different pair" : "different pair");
     parts.push(waiting ? `${plural(waiting, "answer")} for the next round, which needs ${pairs}.` : `${sent > counted ? "The upload after this one" : "The next round"} needs answers about ${pairs}.`);
@@ -52,7 +53,7 @@ function drawStatus(status) {
   byId("synchronized").textContent = inWords(duels ? received : null);
   byId("waiting").textContent = inRounds(status);
   byId("privacy").textContent = privacyOf(status);
-  byId("upload").hidden = !needed;
+  byId("upload").hidden = !needed || status.pairs < minimum;
   byId("upload").max = minimum || 1;
   byId("upload").value = (minimum || 1) - (needed || 0);
   if (last && !undoable && last.number <= sent) remark("Your last answer was uploaded. It can no longer be undone.");

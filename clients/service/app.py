@@ -161,6 +161,8 @@ async def status(device: OfDevice) -> models.Status:
         spent = await device.reader.run(lambda _agent: vault.spent())
         privacy = models.Privacy(**spent._asdict())
     state = await device.reader.run(PreferenceAgent.status)
+    if count := len(device.catalogue.arms):
+        state["pairs"] = count * (count - 1) // 2
     return models.Status(**state, secure=vault is not None, privacy=privacy)
 
 

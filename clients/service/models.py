@@ -146,6 +146,7 @@ class Status(BaseModel):
         15,
         None,
     )
+    pairs: int | None = described("Pairs of the arms of --arms; absent without it.", 28, None)
     dimension: int | None = described("d; null before the first duel or broadcast.", 2)
     theta: list[float] | None = described(
         "The last synchronized estimate, d numbers; null before the first.", [0.5, -0.2]

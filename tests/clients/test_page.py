@@ -778,14 +778,18 @@ PROGRESS = [
      " pair."),
     ({"answered": 41, "needed": 2, "received": 1}, "41 answers for the next round, which needs 2"
      " more different pairs."),
-    ({"answered": 9, "sent": 9, "received": 1}, "9 answers uploaded, not yet confirmed by the"
-     " server."),
-    ({"answered": 6, "sent": 6, "needed": 3, "received": 1}, "6 answers uploaded, not yet confirmed"
-     " by the server. The upload after this one needs answers about 3 different pairs."),
+    ({"answered": 9, "sent": 9, "received": 1}, "9 answers in an upload that the server has"
+     " not confirmed."),
+    ({"answered": 6, "sent": 6, "needed": 3, "received": 1}, "6 answers in an upload that the"
+     " server has not confirmed. The upload after this one needs answers about 3 different pairs."),
     ({"answered": 9, "sent": 9, "counted": 9, "received": 1}, "All answers are counted."),
-    ({"answered": 9, "sent": 7, "counted": 5, "needed": 4, "received": 1}, "2 answers uploaded,"
-     " not yet confirmed by the server. 2 answers for the next round, which needs 4 more"
+    ({"answered": 9, "sent": 7, "counted": 5, "needed": 4, "received": 1}, "2 answers in an"
+     " upload that the server has not confirmed. 2 answers for the next round, which needs 4 more"
      " different pairs."),
+    ({"answered": 6, "needed": 3, "minimum": 9, "pairs": 9}, "6 answers for the next round, which"
+     " needs 3 more different pairs."),
+    ({"answered": 6, "needed": 3, "minimum": 9, "pairs": 6}, "Nothing is sent: an upload needs"
+     " answers about 9 different pairs, and these options have only 6."),
 ]  # fmt: skip
 OWN, COMMON = {"own": True, "weights": [0.5]}, {"own": False, "weights": [0.5]}
 ZERO, ZEROS = {"own": True, "weights": [0.0]}, {"own": False, "weights": [0.0]}
@@ -920,7 +924,7 @@ def test_the_progress_bar_shows_how_many_answers_a_round_needs(page, start):
     wait(lambda: texts(page, "#waiting") == [text])
     assert page.execute_script(f"{script} return [value, max, hidden]") == [2, 4, False]
     device.agent.store.cut(0, 1)
-    wait(lambda: "not yet confirmed" in texts(page, "#waiting")[0])
+    wait(lambda: "has not confirmed" in texts(page, "#waiting")[0])
 
 
 WIDTHS = {
