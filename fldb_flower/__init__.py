@@ -67,7 +67,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    try:
+        module = importlib.import_module(_MODULE_OF[name])
+    except ImportError:
+        from fldb_flower.system.startup import shadowed  # noqa: PLC0415
+
+        if reason := shadowed(_MODULE_OF[name].partition(".")[0]):
+            raise ImportError(reason) from None
+        raise
+    value = globals()[name] = getattr(module, name)
     return value
 
 

@@ -70,7 +70,8 @@ class Catalogue(dict[str, Entry]):
     def register(self, name: str, target: Any = None, **facts: Any) -> Callable[[T], T]:
         """Add ``target``, replacing an earlier one; return a decorator that adds another."""
         if not isinstance(name, str):
-            _refuse(name, 'the first argument must be the name, as in @register_algorithm("mine")')
+            example = f'@register_{self._kind}("mine")'
+            _refuse(name, f"the first argument must be the name, as in {example}")
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             _refuse(name, "the name must be in snake_case")
         if name in self._own:

@@ -326,7 +326,7 @@ class DuelingBandit:
             raise _invalid("purpose", purpose, f"one of {', '.join(PURPOSES)}")
         features, names = self._read(arms, "arms")
         if len(features) < 2:
-            raise ValueError(f"arms has {len(features)} rows: a duel needs two arms")
+            raise ValueError("arms has fewer than two rows: a duel needs two arms")
         if (index := _index(arms)) is not None and index.has_duplicates:
             twice = shown(index[index.duplicated()][0])
             raise ValueError(f"arms has the label {twice} twice: each arm needs its own")

@@ -75,7 +75,8 @@ def parse_comparisons(
     pair = next((form for form in _FORMS if all(columns.count(each) == 1 for each in form)), None)
     if pair is None or columns.count("person") > 1:
         found = one_line(", ".join(map(str, table.columns)))[:200]
-        raise DataError(f"{name}: the columns are {found}; it must have {_COLUMNS}")
+        found = f"the columns are {found}" if found else "there are no columns"
+        raise DataError(f"{name}: {found}; it must have {_COLUMNS}")
     if not len(table):
         raise DataError(f"{name}: there are no comparisons below the header")
     texts = {

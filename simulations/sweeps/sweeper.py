@@ -158,7 +158,8 @@ class GridSweeper(Sweeper):
         earlier = total - len(todo)
         if not is_shown():
             before = f", {earlier} of them finished before" if earlier else ""
-            print(f"{total} jobs in {self._folder}{before}", flush=True)
+            jobs = "1 job" if total == 1 else f"{total} jobs"
+            print(f"{jobs} in {self._folder}{before}", flush=True)
         waiting, failures = list(todo), 0
 
         def count(bar: tqdm[Any] | None) -> None:

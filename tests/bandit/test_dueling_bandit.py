@@ -363,7 +363,7 @@ INVALID = {  # method, arguments, the error
     "propose": [
         ((MASKED,), "arms has masked entries"),
         ((ONE_SIDED,), "arms must contain numbers: it contains strings"),
-        ((GOOD[:1],), "arms has 1 rows: a duel needs two"),
+        ((GOOD[:1],), "arms has fewer than two rows: a duel needs two"),
         ((np.eye(2),), "arms has 2 features"),
     ],
     "rank": [((GOOD,), "has no estimate yet: call fit or record")],

@@ -72,6 +72,9 @@ def tracked(*folders):
     return set(names.strip("\0").split("\0"))
 
 
+TYPED = {f"{name}/py.typed" for name in PACKAGES if name != "conf"}
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     """Unpack the Flower App Bundle."""
@@ -83,12 +86,13 @@ def bundle(tmp_path_factory):
 def test_flowers_app_has_all_files_of_the_packages_but_those_of_pages(bundle):
     """A new kind of file is either published, or read with a message that it is not."""
     found = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
-    missing = tracked(*PACKAGES) - found - {"fldb_flower/py.typed"}
+    assert tracked(*PACKAGES) >= TYPED
+    missing = tracked(*PACKAGES) - found - TYPED
     assert {Path(name).parent.as_posix() for name in missing} == PAGES
     assert {Path(name).suffix for name in missing} == {".css", ".html", ".js"}
-    assert missing == tracked(*PACKAGES) - set(filter_paths_for_publish(collect_files(ROOT))) - {
-        "fldb_flower/py.typed"
-    }
+    assert (
+        missing == tracked(*PACKAGES) - set(filter_paths_for_publish(collect_files(ROOT))) - TYPED
+    )
 
 
 def in_bundle(bundle, *words):

@@ -269,6 +269,15 @@ def test_a_module_that_shadows_ours_is_named(tmp_path):
             assert str(other / name) in line
 
 
+def test_a_module_that_shadows_ours_is_named_in_python(tmp_path):
+    (tmp_path / "simulations.py").write_text("")
+    done = python("-c", "import fldb_flower; fldb_flower.run", cwd=tmp_path, first=tmp_path)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        f"ImportError: {tmp_path / 'simulations.py'} shadows fldb-flower's package"
+    )
+
+
 def test_a_folder_of_the_same_name_without_modules_does_not_shadow(tmp_path):
     """Python prefers a package with ``__init__.py``, wherever it is on the path."""
     (tmp_path / "conf").mkdir()
