@@ -25,9 +25,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "simulations": {
         "run": Command("simulations.run", "run one simulation: fldb run tau=1"),
         "sweep": Command("simulations.run", "run a sweep: fldb sweep tau=1,2 seed=0,1", ("-m",)),
-        "figures": Command(
-            "simulations.figures", "draw the figures of the paper, and others"
-        ),
+        "figures": Command("simulations.figures", "draw the figures of the paper, and others"),
         "report": Command("simulations.report.__main__", "compare runs on an HTML page"),
         "rank": Command("simulations.rank", "rank items from a file of comparisons"),
         "benchmark": Command("simulations.benchmark", "time the algorithms on this machine"),
