@@ -9,6 +9,7 @@ import os
 import tempfile
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -467,6 +468,6 @@ def test_a_state_that_is_not_finite_is_an_error_and_rolled_back(wrong):
     algorithm = Diverging(chosen(horizon=4))
     before = algorithm.state()
     with pytest.raises(ConvergenceError, match=r"^iteration 1: curvature is not finite: ons_ridge"):
-        algorithm.round(None, Round(1, 1, 1))
+        algorithm.round(SimpleNamespace(history=History(4)), Round(1, 1, 1))
     for name, array in algorithm.state().items():
         np.testing.assert_array_equal(array, before[name])
