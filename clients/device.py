@@ -28,9 +28,6 @@ from fldb_flower.wire import (
     unpack_vector,
 )
 
-MIN_DUELS_PER_FEATURE = 3
-"""By default, an upload covers at least 3 d distinct duels; see :func:`default_minimum`."""
-
 MAX_QUESTIONS = 60
 """Default limit of different estimates at which a server may ask about the same answers.
 
@@ -55,7 +52,7 @@ def default_minimum(size: int, dimension: int) -> int:
     >>> default_minimum(15, 3), default_minimum(72, 3)  # FLDB-ONS, FLDB-Personal with a learned V
     (9, 25)
     """
-    return max(MIN_DUELS_PER_FEATURE * dimension, size // dimension + 1)
+    return max(3 * dimension, size // dimension + 1)
 
 
 class DeviceAgent(NumPyClient):

@@ -12,8 +12,8 @@ function inRounds({ answered, counted, sent, needed, minimum, pairs, received })
   const parts = [];
   if (sent > counted) parts.push(`${plural(sent - counted, "answer")} in an upload that the server has not confirmed.`);
   if (needed) {
-    const pairs = plural(needed, waiting ? "more different pair" : "different pair");
-    parts.push(waiting ? `${plural(waiting, "answer")} for the next round, which needs ${pairs}.` : `${sent > counted ? "The upload after this one" : "The next round"} needs answers about ${pairs}.`);
+    const lacking = plural(needed, waiting ? "more different pair" : "different pair");
+    parts.push(waiting ? `${plural(waiting, "answer")} for the next round, which needs ${lacking}.` : `${sent > counted ? "The upload after this one" : "The next round"} needs answers about ${lacking}.`);
   } else if (waiting && (needed === 0 || received !== null)) {
     parts.push(`${plural(waiting, "answer")} for the next round.`);
   } else if (answered && received !== null && !parts.length) {
